@@ -71,7 +71,7 @@ def train(
               for number in ((8, 24) if full else (layers,)) for checkpoints in (False, True)]
     met: list[bool] = []
     click.echo(f"One step, rank 0: {shapes[0].batch} x {shapes[0].length} tokens, width {width}\n")
-    click.echo(f"{'':70}{'bytes':>12}{'collectives':>13}{'memory':>13}  to reach")
+    click.echo(f"{'':76}{'bytes':>12}{'collectives':>13}{'memory':>13}  to reach")
     for way in chosen:
         for model in kinds:
             for ranks in counted or ((4, 8) if full else (4,)):
@@ -80,7 +80,7 @@ def train(
     if rounds:
         timed = shapes if full else shapes[:1]
         click.echo(f"\nOn {processes} gloo ranks, medians of {rounds} rounds\n")
-        click.echo(f"{'':70}{'ms':>8}{'weft to it':>12}{'quartiles':>13}{'CPU':>6}  to reach")
+        click.echo(f"{'':76}{'ms':>8}{'weft to it':>12}{'quartiles':>13}{'CPU':>6}  to reach")
         met += _times(chosen, kinds, timed, rounds, processes)
     click.echo(f"\n{sum(met)} of {len(met)} figures met")
 
@@ -88,7 +88,7 @@ def train(
 def _counts(way: str, model: str, ranks: int, shape: Shape) -> Iterator[bool]:
     label, least = f"{_label(way, model, shape)}, {ranks} ranks", WAYS[way].width_for(model, ranks)
     if shape.width < least:
-        click.echo(f"{label:53}less than a head for each rank: --width {least}")
+        click.echo(f"{label:58} less than a head for each rank: --width {least}")
         return
     found: dict[str, Mapping[str, int]] = {}
     for system in WAYS[way].systems:
@@ -100,7 +100,7 @@ def _counts(way: str, model: str, ranks: int, shape: Shape) -> Iterator[bool]:
         limits = {} if system == "weft" else LIMITS.get(_named(system, way), {})
         figures = [Figure(what, found["weft"][what] / one[what], limits[what])
                    for what in ("bytes", "memory") if what in limits]
-        click.echo(f"{label:53}{system:17}{one['bytes']:12,}{one['collectives']:13}"
+        click.echo(f"{label:58} {system:17}{one['bytes']:12,}{one['collectives']:13}"
                    f"{one['memory']:13,}  {_text(figures)}".rstrip())
         for figure in figures:
             yield figure.value <= figure.limit + 5e-4  # a loss's bytes
@@ -125,7 +125,7 @@ def _timed(event: Mapping[str, Any], shape: Shape) -> Iterator[bool]:
     label = f"{_label(way, event['model'], shape)}, {part}"
     for system, clocks in times.items():
         milliseconds = 1e3 * statistics.median(clocks["seconds"])
-        line = f"{label:53}{system:17}{milliseconds:8.1f}"
+        line = f"{label:58} {system:17}{milliseconds:8.1f}"
         if system == "weft":
             click.echo(line)
             continue

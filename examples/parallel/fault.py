@@ -64,6 +64,8 @@ def sharded(folder: Path, mesh: Any, dies: bool) -> list[float]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("torchrun --nproc-per-node 3 --max-restarts 1 examples/parallel/fault.py FOLDER")
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     mesh = weft.init_mesh({"dp": plain.num_ranks() - restarts})
     losses = sharded(Path(sys.argv[1]), mesh, dies=restarts == 0)

@@ -4,7 +4,7 @@ A stage takes what it receives as replicated, and sends its output whole. The sc
 weights of the token embedding: both stages hold them, and add up their gradients in each step.
 
     weft run -n 4 examples/parallel/pipeline.py
-    torchrun --nproc-per-node 4 examples/parallel/pipeline.py 1f1b
+    torchrun --nproc-per-node 4 examples/parallel/pipeline.py zero
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleavedZeroBubble,
+)
 
 import plain
 import weft
 from tensor_parallel import TABLE
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B,
+    "zero": lambda stage, *args, **kwargs: ScheduleInterleavedZeroBubble([stage], *args, **kwargs),
+}
 
 
 class model(plain.Transformer):

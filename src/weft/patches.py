@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
-from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers
+from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers, zero_bubble
 from weft.nn import layers, loading, optimizers, parameters, scans
 from weft.nn.groups import recompute
 from weft.tensor.call import compiled, func_transforms
@@ -187,6 +187,12 @@ PATCHES = (
           "It would shard each rank's block again: refused.", is_late=True),
     Patch("torch.distributed.pipelining.stage", "_PipelineStageBase.__init__", wrappers.make_stage,
           "It would send ShardTensors to the next stage: they are gathered before.", is_late=True),
+    Patch("torch.distributed.pipelining._backward", "stage_backward_input",
+          zero_bubble.backward_input,
+          "It looks for the weights in the graph, which has their local tensors.", is_late=True),
+    Patch("torch.distributed.pipelining._backward", "stage_backward_weight",
+          zero_bubble.backward_weight,
+          "It would take gradients out of the graph that are yet to be reduced.", is_late=True),
     Patch("torch.distributed.checkpoint._state_dict_stager", "StateDictStager._offload_tensor",
           checkpoint.stage, "It copies what lies at an address: async_save copies blocks.",
           is_late=True),

@@ -43,7 +43,7 @@ def over_gloo(mesh: Any, schedule: str) -> tuple[Step, list[tuple[str, int]]]:
         return second_step(lambda: train(schedule), lambda: counts.append(True)), asked
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "zero"])
 def test_a_pipeline_as_over_gloo(gloo: GlooWorld, schedule: str) -> None:
     real = gloo.run(over_gloo, {"all": 4}, schedule)
     for rank in (0, 3):

@@ -11,7 +11,8 @@ from tests.gloo import GlooWorld
 
 CASES = [
     "data_parallel", "tensor_parallel", "fully_sharded", "two_dim", "sequences", "ragged",
-    "experts", "pipeline gpipe", "pipeline 1f1b", "owners shampoo",
+    "experts", "pipeline gpipe", "pipeline 1f1b", "pipeline zero",
+    "owners shampoo",
 ]
 
 

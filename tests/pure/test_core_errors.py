@@ -125,9 +125,24 @@ Layout(sizes=): 1 entries do not fit shape (8, 8) on Mesh(dp=2, tp=4).
   Fix: leave sizes out for default cuts"""),
     'Layout(MESH, (8, 8), P("dp"), sizes=(3, 5))': (ShardTypeError, """
 Layout(sizes=): (3, 5) is of type tuple.
-  Rule: sizes is a map tensor dim -> shard sizes.
+  Rule: sizes is a map tensor dim -> shard sizes, or one of 'default', 'flat', 'balanced'.
   Offenders: (3, 5)
-  Fix: Layout(mesh, shape, spec, sizes={0: (6, 14)})"""),
+  Fix: Layout(mesh, shape, spec, sizes={0: (3, 5)})"""),
+    'Layout(MESH, (8, 8), P("dp"), sizes="balanced")': (ShardTypeError, """
+Layout(sizes=): 'balanced' is of type str.
+  Rule: sizes is a map tensor dim -> shard sizes, or one of 'default', 'flat', 'balanced'.
+  Offenders: 'balanced'
+  Fix: Layout(mesh, shape, spec, sizes={0: 'balanced'})"""),
+    'Layout(MESH, (8, 8), ("dp", None, ("tp",)))': (ShardTypeError, """
+placements: ('dp', None, ('tp',)) has 1 names among 3 entries.
+  Rule: a spec of names is a P, with one entry per tensor dim; a list has placements, one per mesh axis.
+  Offenders: 'dp'
+  Fix: P('dp', None, ('tp',))"""),
+    'Layout(MESH, (8,), P("dp")).local_shape(-1)': (LayoutError, """
+Layout.local_shape(rank): rank -1 is not among the 8 devices of Mesh(dp=2, tp=4).
+  Rule: only a rank of the mesh holds a box.
+  Offenders: -1
+  Fix: layout.local_shape(0)"""),
     'Layout(MESH, (8,), P("dp")).box(8)': (LayoutError, """
 Layout.box(rank): rank 8 is not among the 8 devices of Mesh(dp=2, tp=4).
   Rule: only a rank of the mesh holds a box.
@@ -203,7 +218,7 @@ StridedShard(dim, split_factor): split_factor is 0, skip is 0.
 Partial(reduce_op): 'mean' is none of 10 kinds.
   Rule: the kinds of reduction are sum, avg, max, min, product, and, or, band, bor, bxor.
   Offenders: 'mean'
-  Fix: Partial("sum")"""),
+  Fix: Partial("avg")"""),
     'P(0.5)': (ShardTypeError, """
 P(*entries): entry 0.5 is of type float.
   Rule: an entry is an axis name or number, a tuple of them, or None.

@@ -149,7 +149,7 @@ SPELLINGS = ("  Rule: it is written as weft prints it: a spec P(dp, None, (tp,sp
 REFUSED: dict[tuple[str, ...], str] = {
     (*SHOW, "--shape", "8,8", "--spec", "P(dp tp)"):
         "--spec: 'P(dp tp)' cannot be read: 'tp' stands at character 6, where ',' is due.\n"
-        + SPELLINGS + "  Offenders: 'P(dp tp)'\n  Fix: P(dp,tp)\n",
+        + SPELLINGS + "  Offenders: 'P(dp tp)'\n  Fix: --spec 'P(dp,tp)'\n",
     (*SHOW, "--spec", "P(dp)"):
         "--spec: 'P(dp)' has no shape, and none is given.\n"
         "  Rule: a spec says which axes shard, so it needs a global shape; a layout's own text has "
@@ -169,9 +169,16 @@ REFUSED: dict[tuple[str, ...], str] = {
     (*SHOW, "[8@dp]", "--out", "a.pdf"):
         "--out a.pdf: 'a.pdf' ends in '.pdf'.\n  Rule: a drawing is written as .svg, .png or "
         ".txt.\n  Offenders: a.pdf\n  Fix: --out a.svg\n",
+    (*SHOW, "[8@dp]", "--out", "no where/a.svg"):
+        "--out no where/a.svg: there is no folder 'no where'.\n  Rule: a drawing is written into a "
+        "folder that is there.\n  Offenders: no where\n  Fix: mkdir -p 'no where'\n",
+    (*SHOW, "--shape", "8", "--spec", "P(dp)", "--sizes", "3,5"):
+        "--sizes: 1 of 1 texts give no sizes of a dim of their own.\n  Rule: sizes are written as "
+        "dim=size,size,... in shard order, or dim=balanced, dim=flat; each dim once.\n"
+        "  Offenders: '3,5'\n  Fix: 0=3,5\n",
     (*PLAN, "--from", "[8@dp]", "--to", "P(tp)", "--rank", "8"):
         "--rank: rank 8 is not among those of Mesh(dp=2, tp=4): 8 ranks.\n"
-        "  Rule: only a rank of a mesh takes part.\n  Offenders: 8\n  Fix: rank 0\n",
+        "  Rule: only a rank of a mesh takes part.\n  Offenders: 8\n  Fix: --rank 0\n",
 }
 
 

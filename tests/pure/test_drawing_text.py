@@ -305,6 +305,18 @@ cells    the ranks that hold each block
 columns  dim 0: 65536 over a,b, 65,536 shards of 1
 cells    the ranks that hold each block
 …        not drawn: 65,530 of 65,536 shards of dim 0""",
+    ("a=256,b=256", None, "[100000@(a,b)]", 80): """
+[100000@(a,b)] on Mesh(a=256, b=256): 65,536 ranks
+
+0          2          4          6  126        128               100000
+┌──────────┬──────────┬──────────┬┄┄┄┬──────────┬┄┄┄┬───────────────┐
+│    0     │    1     │    2     │ … │    63    │ … │ ∅ 65472-65535 │
+└──────────┴──────────┴──────────┴┄┄┄┴──────────┴┄┄┄┴───────────────┘
+
+columns  dim 0: 100000 over a,b, 65,536 shards of 0 to 2
+cells    the ranks that hold each block
+∅        holds no element
+…        not drawn: 65,468 of 65,536 shards of dim 0""",
 }
 
 

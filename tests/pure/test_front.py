@@ -6,6 +6,7 @@ import ast
 import inspect
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,19 @@ def test_help_and_inspect() -> None:
     members = dict(inspect.getmembers(weft))
     assert members["ShardTensor"] is weft.ShardTensor and members["nn"] is weft.nn
     assert pickle.loads(pickle.dumps(weft.show)) is weft.show
+
+
+def test_help_says_what_is_wefts_own() -> None:
+    """A ShardTensor inherits hundreds of texts from torch.Tensor, and KINDS those of a tuple."""
+    *owners, plain, _, _ = weft.ShardTensor.__mro__
+    own = {name for owner in owners for name in vars(owner)
+           if not name.startswith("_") and not hasattr(plain, name)}
+    assert {"redistribute", "sharding", "to_local"} < own
+    said = weft.ShardTensor.__doc__ or ""
+    assert [name for name in sorted(own) if not re.search(rf"\b{name}\b", said)] == []
+    kinds = pydoc.render_doc(weft.KINDS, renderer=pydoc.plaintext)
+    assert kinds.rstrip().endswith("The kinds of reduction that a partial axis may have.")
+    assert "bxor" in kinds and pickle.loads(pickle.dumps(weft.KINDS)) == weft.KINDS
 
 
 def test_threads_import_at_once() -> None:

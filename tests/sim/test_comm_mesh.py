@@ -139,9 +139,9 @@ def test_what_is_no_mesh_is_refused() -> None:
     with pytest.raises(ShardTypeError) as caught:
         as_bound_mesh([2, 2], "redistribute(device_mesh)")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "redistribute(device_mesh): [2, 2] is a list.\n"
+        "redistribute(device_mesh): [2, 2] is of type list.\n"
         "  Rule: a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs.\n"
-        "  Offenders: list\n"
+        "  Offenders: [2, 2]\n"
         '  Fix: weft.init_mesh({"dp": 2, "tp": 2})'
     )
 
@@ -176,6 +176,15 @@ def test_a_mesh_larger_than_the_world_is_refused() -> None:
         init_mesh({"x": 1}, ranks=[7])
 
 
+@pytest.mark.parametrize("wrong", ["gpu", "cuda:0"])
+def test_what_is_no_type_of_device(wrong: str) -> None:
+    with pytest.raises(ShardTypeError) as caught:
+        init_mesh({"dp": 1}, wrong)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"init_mesh(device_type): {wrong!r} is no type of device."
+    assert lines[-1] == "  Fix: weft.init_mesh(axes, 'cuda')"
+
+
 def test_a_size_that_is_left_out() -> None:
     def fn(mesh):
         assert init_mesh({"dp": -1, "tp": 2}) == Mesh({"dp": 3, "tp": 2})
@@ -191,7 +200,9 @@ def test_a_size_that_is_left_out() -> None:
             "  Offenders: 6 ranks by 4\n"
             "  Fix: sizes that divide the number of ranks"
         )
-        for wrong in ({"dp": -1, "tp": -1}, {"dp": -1, "tp": 0}, (-2,)):
+        with pytest.raises(MeshError, match=r"^init_mesh\(axes\): 2 sizes of \(-1, -1, 2\) are -1"):
+            init_mesh((-1, -1, 2))
+        for wrong in ({"dp": -1, "tp": 0}, (-2,)):
             with pytest.raises(MeshError, match="at least one device"):
                 init_mesh(wrong)
 

@@ -123,7 +123,7 @@ def test_whether_it_fits_and_what_to_change() -> None:
                                 device=device))
 
     large = said(80_000, {}, "h100")
-    assert ("\nmemory: too much for the 80 GB of one H100;\n"
+    assert ("\nmemory: too much for the 80 GB of one H100, 192% of them used\n"
             "  temporary tensors of the optimizer are ") in large, large
     assert "  less: foreach=False, or shard parameters over more axes\n" in large
     assert "\n  temporary, in the optimizer " in large
@@ -146,6 +146,18 @@ def test_attention_makes_no_scores() -> None:
     scores = 8 * 512 * 512 * 4
     assert found.memory.peak_overall < scores + 4 * 8 * 512 * 16 * 4
     assert found.flops == 7 * 2 * 8 * 512 * 512 * 16
+
+
+def test_attention_on_a_rank_without_heads() -> None:
+    """torch would divide by their number; and a program without steps has one peak."""
+    def program(mesh: Any) -> None:
+        q = weft.ones(1, 4, 1, 8, mesh=mesh, spec=P(None, "x"))
+        k = weft.ones(1, 2, 6, 8, mesh=mesh, spec=P(None, None, None, "x"))
+        torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    found = weft.dry_run(program, {"x": 4}, rank=1)
+    assert found.memory.peak == found.memory.peak_overall
+    assert "peak of the program" in str(found) and "peak of the step" not in str(found)
 
 
 def test_seconds_of_computation_follow_from_rates() -> None:
@@ -249,7 +261,11 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     done = CliRunner().invoke(main, ["dry", "--mesh", "dp=64", str(script), "--lr", "3"])
     lines = done.output.splitlines()
     assert lines[:2] == ["['--lr', '3'] 64 256.0", "rank 0 of 64 (dp=64), the program"], done
+    assert not done.stderr
     assert any("train.py:4" in line for line in lines)
+    done = CliRunner().invoke(main, ["dry", "--mesh", "tp=64", str(script)])
+    assert done.stderr == (f"{script} makes Mesh(dp=2), and no mesh with the axes of --mesh tp=64: "
+                           "what follows is about its own.\n\n")
     script.write_text(script.read_text().replace("64, 4", "65, 4") + "import os\n"
                       "print(os.environ['RANK'])\n")
     trace = tmp_path / "run.json"

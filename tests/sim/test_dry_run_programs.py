@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -179,6 +180,48 @@ def test_grouped_heads_fused_optimizers_and_tensors_that_stay_on_the_cpu() -> No
     dry = weft.dry_run(lambda mesh: program(), {"dp": 2})
     assert [facts(event) for event in dry.log.events] == real[0].events
     assert dry.memory.peak == real[0].peak
+
+
+CASTS: dict[str, Any] = {
+    "linear": lambda x, y: F.linear(x, x),
+    "exp": lambda x, y: y.exp(),
+    "softmax": lambda x, y: y.softmax(-1),
+    "sum": lambda x, y: y.sum(0),
+    "layer_norm": lambda x, y: F.layer_norm(y, (8,)),
+    "gelu": lambda x, y: F.gelu(y),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "mse_loss": lambda x, y: F.mse_loss(y, y),
+    "grid_sample": lambda x, y: F.grid_sample(  # a fake one of CUDA needs CUDA
+        y[None, None], x.view(1, 4, 8, 2), align_corners=True),
+}
+
+
+def test_autocast_has_the_list_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's has ops that the CPU's has not, and is known without a GPU."""
+    def found(device: str) -> list[torch.dtype]:
+        dtypes: list[torch.dtype] = []
+
+        def program(mesh: Any) -> None:
+            x = weft.ones(8, 8, mesh=mesh, spec=P("x"))
+            y = x.bfloat16()
+            with torch.autocast(device, torch.bfloat16):
+                dtypes.extend(op(x, y).dtype for op in CASTS.values())
+
+        weft.dry_run(program, {"x": 2})
+        return dtypes
+
+    def due(device: str) -> list[torch.dtype]:
+        with FakeTensorMode(), torch.autocast(device, torch.bfloat16):
+            x = torch.ones(8, 8, device=device)
+            y = x.bfloat16()
+            return [op(x, y).dtype for name, op in CASTS.items() if name != "grid_sample"]
+
+    dtypes = {device: found(device) for device in ("cpu", "cuda")}
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    for device in dtypes:
+        assert dtypes[device] == [*due(device), torch.float32], device
+    assert due("cpu") != due("cuda")
 
 
 def test_mixed_precision_on_an_accelerator_is_there() -> None:

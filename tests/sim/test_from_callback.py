@@ -89,6 +89,11 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
         assert all(fact in text for text in texts), texts
 
 
+def test_a_function_in_the_place_of_the_shape() -> None:
+    with pytest.raises(weft.ShardTypeError, match=r"(?s)^weft.from_callback.*are no lengths"):
+        weft.from_callback(lambda _: 1, (5, 6), weft.init_mesh({"x": 1}), P())  # type: ignore[arg-type]
+
+
 def test_partial_values_are_refused() -> None:
     def on_rank(mesh: Any) -> None:
         with pytest.raises(LayoutError, match="no partial ones"):

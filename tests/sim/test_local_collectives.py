@@ -12,7 +12,7 @@ from torch import Tensor
 
 import weft
 from tests.harness import ranks
-from weft import LayoutError, MeshError, UnsupportedOpError, collectives
+from weft import LayoutError, MeshError, P, ShardTypeError, UnsupportedOpError, collectives
 
 DTYPE = torch.float64
 MESH = {"a": 2, "b": 3}
@@ -189,6 +189,10 @@ def test_extrema_places_and_sizes(mesh: Any) -> None:
     (lambda x: collectives.all_gather(x[:, : 1 + collectives.axis_index("b")], "b"), LayoutError,
      "all_gather(dim=0): 3 different blocks along axes ('b',)."),
     (lambda x: collectives.reduce_scatter(x, "b", sizes=(1, 1, 1)), LayoutError, "Layout"),
+    *((lambda _, call=call: call(weft.zeros(4, 5, spec=P("a")), "a"), ShardTypeError,
+       f"{call.__name__}(x): x is a ShardTensor [4@a, 5].")
+      for call in (collectives.psum, collectives.pmax, collectives.all_gather,
+                   collectives.reduce_scatter)),
 ])
 def test_bad_input(call: Any, kind: type[Exception], said: str) -> None:
     """On all ranks, with the same text along an axis, before anything is sent."""

@@ -14,6 +14,7 @@ import weft
 from tests.harness import ranks
 from weft import (
     LayoutError,
+    MeshError,
     P,
     Partial,
     PlacementError,
@@ -170,6 +171,21 @@ def test_bad_input(call: Any, kind: type[Exception], said: str) -> None:
     texts = weft.testing.run(on_rank, mesh=MESH)
     assert len({text.splitlines()[0] for text in texts}) == 1
     assert texts[0].startswith(said), texts[0]
+
+
+def test_a_spec_that_does_not_fit_says_for_what() -> None:
+    def program(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("a"))
+        with pytest.raises(PlacementError) as told:
+            mapped(lambda a: a.sum(), P("a"), P("a"), mesh)(x)
+        assert told.value.__notes__ == [
+            "  in local_map(<lambda>)(out_specs), for the result of shape ()"]
+        with pytest.raises(MeshError) as told:
+            mapped(lambda a: a, P("c"), P("a"), mesh)(x)
+        assert told.value.__notes__ == [
+            "  in local_map(<lambda>)(in_specs), for the argument of shape (7, 6)"]
+
+    weft.testing.run(program, mesh=MESH)
 
 
 # By torch's names.

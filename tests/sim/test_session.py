@@ -70,7 +70,7 @@ def test_a_rank_that_still_computes_is_not_disturbed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("weft.comm.baton.STOP_S", 0.05)
 
     def waits(mesh: Any) -> None:
-        baton.finished = _Interrupted(baton.finished)
+        baton.caller.gate = _Interrupted(baton.caller.gate)
         release.wait()
 
     baton = ranks._ranks.baton

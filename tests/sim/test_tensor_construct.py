@@ -16,6 +16,7 @@ from tests.harness import ranks
 from weft import (
     Layout,
     LayoutError,
+    Mesh,
     MeshError,
     P,
     Partial,
@@ -503,8 +504,51 @@ def test_without_a_mesh_it_says_so() -> None:
     with pytest.raises(MeshError) as caught:
         weft.zeros(3)
     assert str(caught.value).splitlines()[0] == (
-        "device_mesh: no mesh is given, and there is no default mesh."
+        "weft.zeros(mesh=): no mesh is given, and there is no default mesh."
     )
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda mesh: weft.ones(4, mesh=mesh), "weft.ones(mesh=)"),
+    (lambda mesh: weft.randn(4, device_mesh=mesh), "weft.randn(device_mesh=)"),
+    (lambda mesh: weft.distribute_tensor(X, mesh, P("x")), "distribute_tensor(device_mesh)"),
+    (lambda mesh: weft.scatter_tensor(X, 0, mesh, P("x")), "scatter_tensor(mesh)"),
+    (lambda mesh: ShardTensor.from_local(X, mesh, P("x")), "from_local(device_mesh)"),
+    (lambda mesh: weft.zeros(4, mesh=Mesh({"x": 1})).redistribute(mesh, P("x")),
+     "redistribute(device_mesh)"),
+    (lambda mesh: weft.distribute_module(torch.nn.Linear(2, 2), mesh),
+     "distribute_module(device_mesh)"),
+    (lambda mesh: weft.collectives.psum(X, "x", mesh=mesh), "psum(mesh=)"),
+])
+def test_a_wrong_mesh_is_refused_in_the_name_of_the_call(call: Any, said: str) -> None:
+    """Whether it is too large for the world or no mesh at all."""
+    with pytest.raises(MeshError) as caught:
+        call(Mesh({"x": 2}))
+    assert str(caught.value).startswith(
+        f"{said}: Mesh({{'x': 2}}) needs 2 ranks up to rank 1, the world has 1.\n")
+    with pytest.raises(ShardTypeError) as mistyped:
+        call({"x": 2})
+    lines = str(mistyped.value).splitlines()
+    assert lines[0] == f"{said}: {{'x': 2}} is of type dict."
+    assert lines[-1] == "  Fix: weft.init_mesh({'x': 2})"
+
+
+def test_arguments_that_factories_do_not_take() -> None:
+    mesh = weft.init_mesh({"x": 1})
+    with pytest.raises(ShardTypeError) as caught:
+        weft.zeros(4, mesh=mesh, device="cuda")  # type: ignore[call-arg]
+    assert str(caught.value) == (
+        "weft.zeros(device=): 1 arguments have names that it does not know.\n"
+        "  Rule: a factory takes sizes, dtype, requires_grad, mesh (or device_mesh) and placements "
+        "(or spec).\n"
+        "  Offenders: 'device'\n"
+        '  Fix: the mesh says where tensors live: weft.init_mesh(axes, "cuda")')
+    with pytest.raises(ShardTypeError, match=r"Fix: weft.rand\(\.\.\., mesh=mesh, placements=P"):
+        weft.rand(4, mesh=mesh, sharding=P("x"))  # type: ignore[call-arg]
+    with pytest.raises(LayoutError, match=r"^weft.randn\(\*size\): 1 of 2 lengths are negative"):
+        weft.randn(-4, 2, mesh=mesh)
+    with pytest.raises(ShardTypeError, match="it is of type Tensor"):  # not with all its values
+        weft.distribute_tensor(mesh, X, P("x"))  # type: ignore[arg-type]
 
 
 def test_ranks_outside_the_mesh_run_the_same_program() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from weft import P, Replicate, Shard, StrictError
+from weft import P, Replicate, Shard, ShardTypeError, StrictError
 from weft.tensor import modes
 
 X = torch.arange(30.0, dtype=torch.float64).view(5, 6) / 8
@@ -200,6 +200,8 @@ def inverses(nbytes: int | None) -> list[str]:
 
 def test_a_call_that_leaves_a_sharded_value_whole_warns_once_per_line() -> None:
     assert weft.warn_if_whole(2**20) == 2**20
+    with pytest.raises(ShardTypeError, match="nbytes is '1MB'"):
+        weft.warn_if_whole("1MB")  # type: ignore[arg-type]
     [found] = inverses(100)
     assert "[5@x, 5] is gathered over 'x'" in found and "left whole there: 100 bytes" in found
     assert not inverses(101)

@@ -67,6 +67,22 @@ def test_a_shard_that_is_taken_for_the_whole_is_suspected() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
+def test_a_model_without_data_is_told_how_it_gets_some() -> None:
+    def on_rank(mesh: Any) -> None:
+        with torch.device("meta"):
+            model = torch.nn.Linear(6, 4)
+        weft.distribute_module(model, mesh, shardings={"weight": P("x")})
+        x = weft.distribute_tensor(torch.ones(5, 6), mesh, P())
+        with pytest.raises(RuntimeError) as told:
+            model(x)
+        assert told.value.__notes__[0].splitlines()[1:] == [
+            "  parameters of the meta device have no data: weft.nn.materialize(model), "
+            "after weft.distribute_module"]
+        assert weft.nn.materialize(model)(x).shape == (5, 4)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_frames_of_a_users_own_function_stay() -> None:
     def scaled(x: torch.Tensor, by: int) -> torch.Tensor:
         return deeper(x) * by

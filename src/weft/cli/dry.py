@@ -58,7 +58,7 @@ def dry(
     \b
     weft dry --mesh dp=64,tp=8 --device h100 train.py
     """
-    value: Mesh = parse_mesh(mesh, None)
+    value: Mesh = parse_mesh(mesh, None, "--mesh")
     networks = Links.load(links) if links and Path(links).is_file() else links
     rates = None if compute is None else _rates(compute)
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
@@ -72,6 +72,10 @@ def dry(
         "compute": rates, "steps": steps, "reads": reads, "device": device}
     found = (dry_classes(program, value, networks, **options) if classes
              else [dry_run(program, value, networks, rank=rank, **options)])
+    made = found[0].meshes
+    if made and not any(set(each.axis_names) == set(value.axis_names) for each in made):
+        click.echo(f"{script} makes {', '.join(map(str, made))}, and no mesh with the axes of "
+                   f"--mesh {mesh}: what follows is about its own.\n", err=True)
     if trace is not None:
         write_trace(trace, [each for one in found for each in trace_events(one.log, one.rank)])
     for one in found:

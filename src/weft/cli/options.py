@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 
 import click
@@ -67,6 +68,13 @@ def check_out(out: str | None) -> None:
         raise RefusedError(
             message(f"--out {out}", f"{os.path.basename(out)!r} ends in {suffix!r}",
                     "a drawing is written as .svg, .png or .txt", [out], f"--out {stem}.svg")
+        )
+    folder = os.path.dirname(stem) or "."
+    if not os.path.isdir(folder):
+        raise RefusedError(
+            message(f"--out {out}", f"there is no folder {folder!r}",
+                    "a drawing is written into a folder that is there", [folder],
+                    f"mkdir -p {shlex.quote(folder)}")
         )
 
 

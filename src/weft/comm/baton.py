@@ -1,23 +1,14 @@
-"""Ranks as threads under a baton: one runs at a time, and only a meeting passes it on.
+"""Simulated ranks take turns under a baton, which only a meeting passes on.
 
 A *meeting* is a collective: every member of a group deposits its data and waits. The last
 to arrive computes what each member gets and continues; the others queue for the baton in rank
 order. So a run is deterministic. If no rank can run although some wait, the ranks
 disagree: all waiting ranks raise an error that lists who waits where, down to the line of the
 program.
-
-The global state of torch and Python (default dtype, generators, flags, filters of warnings) is
-separate for each rank: it is saved when the baton leaves a rank and restored when it returns
-(`global_state`). Thread-local state (grad mode, autocast, default device) starts from torch's
-defaults, because every rank is a new thread, as a new process would.
-
-Backward must stay in the thread that called it. On the CPU it does. For accelerators torch
-would use threads of its own, so the rank's thread turns multithreaded backward off.
 """
 
 from __future__ import annotations
 
-import contextvars
 import os
 import threading
 import time
@@ -27,12 +18,13 @@ from typing import Any
 
 import torch
 
-from weft.comm.collective_call import FIX, RULE, CollectiveCall, lines, timeout, told_apart, who
+from weft.comm.collective_call import FIX, RULE, CollectiveCall, timeout, told_apart
 from weft.comm.global_state import GlobalState
 from weft.comm.shared import note_on
+from weft.comm.turns import Runner, Turns, Unwound
 from weft.errors import CommunicationError, message
 
-__all__ = ["Baton", "Runner", "current_runner"]
+__all__ = ["Baton", "Finish", "current_runner"]
 
 Finish = Callable[[list[Any]], Sequence[Any]]
 """From the deposits, in group order, to what each member gets."""
@@ -56,36 +48,8 @@ class _Runs:
 
 
 _RUNS = _Runs()
-
-
-def _renew() -> None:
-    """A new lock for a forked process, which has none of the other threads."""
-    global _RUNS
-    _RUNS = _Runs()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
-
-
-class _Unwound(BaseException):
-    """Ends a rank because another one failed. Not an Exception, so that user code passes it on."""
-
-
-class Runner:
-    """One rank's thread and what it is doing."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.state: GlobalState | None = None
-        self.waits: Any = None  # (members, CollectiveCall) of the meeting it waits for
-        self.taken: Any = None  # what it gets from the meeting
-        self.error: BaseException | None = None  # raised in it when it runs next
-        self.ended: str | None = None  # "has returned" or "has raised ..."
-        self.result: Any = None
-        self.world: Any = None  # the rank's world, kept here for the layer above
+if hasattr(os, "register_at_fork"):  # a forked process has none of the other threads
+    os.register_at_fork(after_in_child=_RUNS.__init__)
 
 
 class _Local(threading.local):
@@ -100,7 +64,7 @@ def current_runner() -> Runner | None:
     return _local.runner
 
 
-class Baton:
+class Baton(Turns):
     """Runs of `num_ranks` ranks in this process, one after the other.
 
     With `lasting` a run begins with the global state that each rank had at the end of the last one.
@@ -109,14 +73,12 @@ class Baton:
     def __init__(
         self, num_ranks: int, generators: Sequence[torch.Generator], lasting: bool = False
     ) -> None:
-        self.generators, self.lasting = generators, lasting
-        self.runners = [Runner(rank) for rank in range(num_ranks)]
+        super().__init__(range(num_ranks), generators)
+        self.lasting = lasting
         self.queue: deque[Runner] = deque()
         self.meetings: dict[Hashable, dict[int, Any]] = {}
-        self.finished = threading.Lock()
-        self.finished.acquire()
+        self.caller = Runner(-1)  # goes on when all ranks have ended
         self.failure: BaseException | None = None
-        self.stopped = False
         self.is_stuck = False  # a rank of an interrupted run still computes
         self.num_meetings = 0  # so far
 
@@ -145,31 +107,34 @@ class Baton:
             runs.lock.release()
 
     def _run(self, body: Callable[[Runner], Any]) -> list[Any]:
+        def main(runner: Runner) -> Any:
+            _local.runner = runner
+            try:
+                return body(runner)
+            finally:
+                if self.lasting:
+                    runner.state = GlobalState(self.generators)
+
         outer = GlobalState(self.generators)
-        self.queue.extend(self.runners)
+        runners = self.runners.values()
+        self.queue.extend(runners)
         self.failure, self.stopped = None, False
-        for runner in self.runners:
-            runner.ended, runner.result = None, None
-            runner.state = runner.state or outer
-            context = contextvars.copy_context()
-            threading.Thread(
-                target=context.run, args=(self._main, runner, body),
-                name=f"rank {runner.rank}", daemon=True,
-            ).start()
+        for runner in runners:
+            self._start(runner, main, (self.lasting and runner.state) or outer)
         try:
-            self._hand_over(self._next())
+            self._hand_over()
             # A signal just before the wait does not end it: look again now and then.
-            while not self.finished.acquire(timeout=SIGNALS_S):
+            while not self.caller.gate.acquire(timeout=SIGNALS_S):
                 pass
         except BaseException:  # KeyboardInterrupt: the running rank stops at its next meeting
             self.stopped = True
-            self.is_stuck = not self.finished.acquire(timeout=STOP_S)
+            self.is_stuck = not self.caller.gate.acquire(timeout=STOP_S)
             raise
         finally:
             outer.restore()
         if self.failure is not None:
             raise self.failure
-        return [runner.result for runner in self.runners]
+        return [runner.result for runner in runners]
 
     def meet(
         self, runner: Runner, members: tuple[int, ...], place: int, what: Hashable,
@@ -183,9 +148,10 @@ class Baton:
         Raises:
             CommunicationError: in every waiting rank, if no rank can run.
         """
-        self._check_thread(runner, what)
+        if _local.runner is not runner or runner.ended is not None:
+            raise CommunicationError(_elsewhere(runner, what))
         if self.stopped:
-            raise _Unwound
+            raise Unwound
         self.num_meetings += 1
         key = (members, what)
         here = self.meetings.setdefault(key, {})
@@ -205,94 +171,47 @@ class Baton:
                 self.queue.append(other)
         return results[place]
 
-    def _check_thread(self, runner: Runner, what: Hashable) -> None:
-        if _local.runner is not runner or runner.ended is not None:
-            mine = current_runner()
-            raise CommunicationError(
-                message(
-                    str(what), f"the mesh of simulated rank {runner.rank} is used "
-                    + (f"by rank {mine.rank}" if mine else "outside its run"),
-                    "each simulated rank uses the mesh that it was given, in its own thread, "
-                    "until it returns", [f"rank {runner.rank}"],
-                    "weft.testing.run(lambda mesh: ..., num_ranks=4)",
-                )
-            )
-
-    def _main(self, runner: Runner, body: Callable[[Runner], Any]) -> None:
-        runner.gate.acquire()
-        _local.runner = runner
-        try:
-            if not self.stopped:
-                assert runner.state is not None
-                runner.state.restore()
-                with torch.autograd.set_multithreading_enabled(False):
-                    runner.result = body(runner)
-            runner.ended = "has returned"
-        except _Unwound:
-            runner.ended = "was unwound"
-        except BaseException as error:
-            runner.ended = f"has raised {type(error).__name__}"
-            error.add_note(f"on simulated rank {runner.rank} of {len(self.runners)}")
-            note = note_on(error, len(self.runners))
-            if note is not None:
-                error.add_note(note)
-            self._stop(error)
-        finally:
-            runner.state = GlobalState(self.generators) if self.lasting else None
-            _local.runner = None
-            self._hand_over(self._next())
-
-    def _pass(self, runner: Runner) -> None:
-        """Give the baton to the next rank in line and wait until it comes back."""
-        follower = self._next()
-        if follower is not runner:
-            runner.state = GlobalState(self.generators, runner.state)
-            self._hand_over(follower)
-            runner.gate.acquire()
-            runner.state.restore()
-        if runner.error is not None:
-            error, runner.error = runner.error, None
-            raise error
-
-    def _hand_over(self, follower: Runner | None) -> None:
-        (self.finished if follower is None else follower.gate).release()
-
-    def _next(self) -> Runner | None:
-        """The rank that runs next; None when all have ended."""
+    def _next(self) -> Runner:
         if not self.queue:
-            waiting = [runner for runner in self.runners if runner.waits is not None]
-            if self.stopped:
-                errors: list[BaseException] = [_Unwound() for _ in waiting]
-            else:
-                text = self._disagreement() if waiting else ""
-                errors = [CommunicationError(text) for _ in waiting]
+            self.queue.extend(one for one in self.runners.values() if one.waits is not None)
+            text = "" if self.stopped or not self.queue else self._disagreement()
             self.meetings.clear()
-            for runner, error in zip(waiting, errors):
-                runner.waits, runner.error = None, error
-                self.queue.append(runner)
-        return self.queue.popleft() if self.queue else None
+            for one in self.queue:
+                one.waits, one.error = None, Unwound() if self.stopped else CommunicationError(text)
+        return self.queue.popleft() if self.queue else self.caller
 
     def _disagreement(self) -> str:
         """Who waits where, when all ranks that have not ended wait."""
-        waits = {runner.rank: runner.waits[1] for runner in self.runners if runner.waits}
+        waiting = [one for one in self.runners.values() if one.waits]
+        waits = {one.rank: one.waits[1] for one in waiting}
         asks = {rank: what for rank, what in waits.items() if isinstance(what, CollectiveCall)}
         waits.update(zip(asks, told_apart([*asks.values()])))
-        whose = [
-            (rank, runner.ended or f"waits at {waits[rank]}{waits[rank].reason}")
-            for rank, runner in enumerate(self.runners)
-        ]
-        num_places = len({runner.waits for runner in self.runners} - {None})
+        num, num_places = len(self.runners), len({one.waits for one in waiting})
         return message(
             "collectives of simulated ranks",
-            f"no rank can run on: of {len(whose)} ranks {len(waits)} wait, at {num_places} "
-            f"collectives, and {len(whose) - len(waits)} have ended",
-            RULE, lines(who(whose)), FIX,
+            f"no rank can run on: of {num} ranks {len(waits)} wait, at {num_places} "
+            f"collectives, and {num - len(waits)} have ended", RULE,
+            self._doing(lambda one: f"waits at {waits[one.rank]}{waits[one.rank].reason}"), FIX,
         )
 
-    def _stop(self, error: BaseException) -> None:
-        if self.failure is None:
-            self.failure = error
+    def _fail(self, runner: Runner, error: BaseException) -> None:
+        error.add_note(f"on simulated rank {runner.rank} of {len(self.runners)}")
+        note = note_on(error, len(self.runners))
+        if note is not None:
+            error.add_note(note)
+        self.failure = self.failure or error
         self.stopped = True
+
+
+def _elsewhere(runner: Runner, what: Hashable) -> str:
+    """The message of a rank whose mesh is used in another thread, or too late."""
+    mine = current_runner()
+    return message(
+        str(what), f"the mesh of simulated rank {runner.rank} is used "
+        + (f"by rank {mine.rank}" if mine else "outside its run"),
+        "each simulated rank uses the mesh that it was given, in its own thread, until it returns",
+        [f"rank {runner.rank}"], "weft.testing.run(lambda mesh: ..., num_ranks=4)",
+    )
 
 
 def _never_ends(baton: Baton | None) -> str:

@@ -21,7 +21,7 @@ from torch.distributed import device_mesh
 from weft.comm.collective_call import PROCESS, CollectiveCall, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
-from weft.errors import MeshError
+from weft.errors import MeshError, ShardTypeError
 
 __all__ = ["BoundMesh", "Rows", "World", "innermost_mesh", "live_meshes"]
 
@@ -123,8 +123,7 @@ class BoundMesh(Mesh):
 
     It has the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
     `here` is this rank's coordinate (None outside the mesh), `rank` its number in the world,
-    `device` where its local tensors live. `kernel_type` is the type of device whose kernels and
-    autocast count: the CPU's on a mesh whose tensors have no memory.
+    `device` where its local tensors live.
     `origin`: for a mesh first made as some axes of another mesh, that mesh and the axes.
     """
 
@@ -132,7 +131,6 @@ class BoundMesh(Mesh):
     rank: int
     device_type: str
     device: torch.device
-    kernel_type: str
     cache: dict[Any, Any]
     origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
 
@@ -141,13 +139,20 @@ class BoundMesh(Mesh):
             setattr(self, slot, getattr(value, slot))
         self.world, self.rank, self.device_type = world, world.rank, device_type
         self.device = _device(device_type)
-        self.kernel_type = "cpu" if device_type == "meta" else device_type
         position = value.position_of_rank(world.rank)
         self.here = None if position is None else value.coordinate(position)
         self.cache = {}
         self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value
         self._comms: dict[tuple[int, ...], Communicator] = {}
+
+    @property
+    def kernel_type(self) -> str:
+        """The type of device whose kernels and autocast count. Of tensors without memory it is the
+        CPU, and inside CUDA's autocast CUDA."""
+        if self.device_type != "meta":
+            return self.device_type
+        return "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
 
     @property
     def abstract(self) -> Mesh:
@@ -323,9 +328,23 @@ def innermost_mesh() -> Any:
 
 
 def _device(device_type: str) -> torch.device:
-    """The device that this rank computes on."""
+    """The device that this rank computes on.
+
+    Raises:
+        ShardTypeError: not a type of device.
+    """
     if device_type in ("cpu", "meta"):
         return torch.device(device_type)
+    try:
+        found = torch.device(device_type)
+    except RuntimeError:
+        found = None
+    if found is None or found.index is not None:
+        kind = "cuda" if found is None else found.type
+        raise ShardTypeError(
+            "init_mesh(device_type)", f"{device_type!r} is no type of device",
+            "a type is cpu, cuda or another that torch knows; each rank has its own device "
+            "of it", [repr(device_type)], f"weft.init_mesh(axes, {kind!r})")
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
 
 

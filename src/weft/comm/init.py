@@ -96,6 +96,16 @@ def init_mesh(
     assert isinstance(device_type, str)
     if mesh_dim_names is not None:
         axes = _named(axes, mesh_dim_names)
+    return _bound(axes, device_type, ranks, "init_mesh(axes)")
+
+
+def _bound(axes: Any, device_type: str, ranks: Iterable[int] | None, call: str) -> BoundMesh:
+    """The mesh of these axes on this rank; `call` names the argument in an error."""
+    if not isinstance(axes, Mesh) and _sizes_of(axes).count(-1) > 1:
+        raise MeshError(
+            call, f"{_sizes_of(axes).count(-1)} sizes of {axes!r} are -1",
+            "one size may be left out, as -1: it takes all ranks that the others leave",
+            [repr(axes)], 'weft.init_mesh({"dp": -1, "tp": 2})')
     if not _leaves_out(axes):  # what is wrong with it comes before a world starts
         axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
     if _made_up() is None and process_world() is None:
@@ -105,7 +115,7 @@ def init_mesh(
     value = axes if isinstance(axes, Mesh) else Mesh(
         _inferred(axes, world.size if ranks is None else len(ranks)), ranks)
     value, device_type = world.meant(value, device_type)
-    _check_fits(value, world)
+    _check_fits(value, world, call)
     return world.bind(value, device_type)
 
 
@@ -184,20 +194,23 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
         raise MeshError(
             call, "no mesh is given, and there is no default mesh",
             "a call without a mesh takes that of the innermost `with mesh:`, else the "
-            "global one", [f"{call}=None"],
+            "global one", ["no mesh"],
             'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
     if isinstance(mesh, Mesh):
-        return this_world().bound(mesh) or init_mesh(mesh, _default_device_type())
+        return this_world().bound(mesh) or _bound(mesh, _default_device_type(), None, call)
     adopted = this_world().adopt(mesh) if isinstance(mesh, DeviceMesh) else None
     if adopted is not None:
         return adopted
     fix = 'weft.init_mesh({"dp": 2, "tp": 2})'
     if isinstance(mesh, P) or is_placements(mesh):
         fix = f"placements={mesh!r}"
+    elif isinstance(mesh, Mapping) or type(mesh) is int:
+        fix = f"weft.init_mesh({mesh!r})"
+    said = "it" if isinstance(mesh, torch.Tensor) else repr(mesh)  # not all of its values
     raise ShardTypeError(
-        call, f"{mesh!r} is a {type(mesh).__name__}",
+        call, f"{said} is of type {type(mesh).__name__}",
         "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
-        [type(mesh).__name__], fix)
+        [type(mesh).__name__ if said == "it" else said], fix)
 
 
 def current_mesh() -> BoundMesh | None:
@@ -300,7 +313,7 @@ def _end() -> None:
         dist.destroy_process_group()
 
 
-def _check_fits(value: Mesh, world: World) -> None:
+def _check_fits(value: Mesh, world: World, call: str) -> None:
     ranks = range(value.size()) if value.ranks is None else value.ranks
     outside = [rank for rank in ranks[-8:] if not 0 <= rank < world.size] or [
         rank for rank in ranks if not 0 <= rank < world.size
@@ -311,7 +324,7 @@ def _check_fits(value: Mesh, world: World) -> None:
     count = max(value.size(), max(ranks) + 1)
     given = axes if value.ranks is None else repr(value)
     raise MeshError(
-        "init_mesh(axes)", f"{value!r} needs {value.size()} ranks up to rank {max(ranks)}, "
+        call, f"{value!r} needs {value.size()} ranks up to rank {max(ranks)}, "
         f"the world has {world.size}",
         "a mesh lies within the world: the simulated ranks of weft.testing.run, "
         "or the processes of torch.distributed or torchrun, or else this process alone",

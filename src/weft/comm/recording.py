@@ -73,12 +73,15 @@ class RecordingWorld(World):
         """torch's process groups."""
         self.at_work = False
         """Whether what runs now is part of a collective."""
+        self.made: dict[Mesh, None] = {}
+        """The meshes that the program has made itself."""
 
     def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
         alike = mesh.ranks is None and set(mesh.axis_names) == set(self.mesh.axis_names)
         if alike and mesh.axis_names != tuple(range(mesh.ndim)):
             sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
             mesh = Mesh({str(name): sizes[name] for name in mesh.axis_names})
+        self.made[mesh] = None
         return mesh, "meta"
 
     def adopt(self, device_mesh: Any) -> BoundMesh:

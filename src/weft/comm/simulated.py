@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.comm.baton import Baton, Finish, Runner, current_runner
+from weft.comm.baton import Baton, Finish, current_runner
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.collective_call import (
     PROCESS,
@@ -37,6 +37,7 @@ from weft.comm.collective_call import (
 from weft.comm.communicator import Communicator
 from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
+from weft.comm.turns import Runner
 from weft.core import AxisName, Mesh
 from weft.errors import CommunicationError, MeshError, ShardTypeError
 
@@ -240,7 +241,7 @@ class SimulatedRanks:
         self.baton = Baton(num_ranks, _generators(device_type), lasting)
         outer = current_simulated_world()
         debug = (PROCESS if outer is None else outer.debug).on
-        for runner in self.baton.runners:
+        for runner in self.baton.runners.values():
             runner.world = SimulatedWorld(self.baton, runner, debug)
 
     def run(self, fn: Callable[[BoundMesh], T]) -> list[T]:

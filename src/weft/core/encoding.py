@@ -96,6 +96,8 @@ def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
 def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
     lone = isinstance(placements, (str, int)) or not isinstance(placements, Sequence)
     listed = cast(Sequence[Any], (placements,) if lone else placements)
+    if not lone and any(isinstance(one, str) for one in listed):
+        raise _no_spec(listed)
     given = [as_placement(placement) for placement in listed]
     if len(given) != mesh.ndim:
         fix: list[Placement] = [*given, *[Replicate()] * mesh.ndim][: mesh.ndim]
@@ -121,6 +123,16 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
     strided = tuple(given) if any(map(is_torch_strided, listed)) else ()
     return Decoded(
         tuple(map(tuple, dims)), _explicit_sizes(mesh, dims, given), tuple(partial), strided
+    )
+
+
+def _no_spec(entries: Sequence[Any]) -> ShardTypeError:
+    """The entries of a spec that stand in no `P`."""
+    names = [repr(one) for one in entries if isinstance(one, str)]
+    return ShardTypeError(
+        message("placements", f"{entries!r} has {len(names)} names among {len(entries)} entries",
+                "a spec of names is a P, with one entry per tensor dim; a list has placements, one "
+                "per mesh axis", names, f"P({', '.join(map(repr, entries))})")
     )
 
 
@@ -189,10 +201,12 @@ def check_sizes(
         ShardTypeError: not a mapping, or sizes that are not whole numbers.
     """
     if not isinstance(sizes, Mapping):
+        meant = repr(sizes) if type(sizes) in (tuple, list, str) else "(6, 14)"
         raise ShardTypeError(
             message("Layout(sizes=)", f"{sizes!r} is of type {type(sizes).__name__}",
-                    "sizes is a map tensor dim -> shard sizes", [repr(sizes)],
-                    "Layout(mesh, shape, spec, sizes={0: (6, 14)})")
+                    "sizes is a map tensor dim -> shard sizes, or one of "
+                    f"{', '.join(map(repr, NAMED_CUTS))}", [repr(sizes)],
+                    f"Layout(mesh, shape, spec, sizes={{0: {meant}}})")
         )
     wrong: list[str] = []
     cuts: list[tuple[int, ...] | None] = [None] * len(shape)

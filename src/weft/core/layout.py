@@ -42,8 +42,9 @@ class Layout(AsPicture):
         shape: the global shape, in elements.
         placements: a partition spec, or one placement per mesh axis (weft's or torch's); None
             replicates.
-        sizes: map tensor dim -> explicit shard sizes in elements, in shard order; or "flat" (one
-            ceiling over all axes, as in XLA), "balanced" (sizes differ by at most one), "default".
+        sizes: map tensor dim -> its shard sizes in elements, in shard order, or the name of a way
+            to cut it: "flat" (one ceiling over all axes, as in XLA), "balanced" (sizes differ by at
+            most one), "default".
 
     Raises:
         MeshError: an unknown axis.
@@ -51,6 +52,11 @@ class Layout(AsPicture):
             that of axes, kinds that do not mix, a torch `_StridedShard` that is no order of axes.
         LayoutError: sizes that do not fit the shape, a negative length.
         ShardTypeError: an argument of the wrong type.
+
+    What reads a layout is for everybody: `placements`, `spec`, `box`, `local_shape`, `sizes_of`,
+    `hlo_sharding` and others. What makes a layout of parts, or of another one, is for code that
+    extends weft: `make`, `replace`, `resized`, `recut`, `gathered`, `take`, `insert` and others
+    take axes by number and check nothing.
 
     >>> layout = Layout(Mesh({"dp": 2, "tp": 2}), (5, 6), P(("dp", "tp")))
     >>> layout.sizes_of(0), layout.box(3)
@@ -301,12 +307,15 @@ class Layout(AsPicture):
         Raises:
             LayoutError: the device id is not in the mesh.
         """
+        return self._box(rank, "box")
+
+    def _box(self, rank: int, call: str) -> Box:
         position = self.mesh.position_of_rank(rank)
         if position is None:
             raise LayoutError(
-                message("Layout.box(rank)", f"rank {rank} is not among the {self.mesh.size()} "
+                message(f"Layout.{call}(rank)", f"rank {rank} is not among the {self.mesh.size()} "
                         f"devices of {self.mesh}", "only a rank of the mesh holds a box", [rank],
-                        f"layout.box({self.mesh.rank_at(0)})")
+                        f"layout.{call}({self.mesh.rank_at(0)})")
             )
         return self.box_at(self.mesh.coordinate(position))
 
@@ -323,7 +332,7 @@ class Layout(AsPicture):
         Raises:
             LayoutError: the device id is not in the mesh.
         """
-        return tuple(stop - start for start, stop in self.box(rank))
+        return tuple(stop - start for start, stop in self._box(rank, "local_shape"))
 
     # The other spellings.
 

@@ -139,6 +139,8 @@ def parse_sizes(texts: Iterable[str], call: str = "sizes") -> dict[int, tuple[in
             found[int(match[1])] = match[2] or tuple(map(int, match[3].split(",")))
     if wrong:
         numbers = re.findall(r"\d+", texts[0])
+        if re.fullmatch(r"[\s\d,]+", texts[0]):  # sizes without their dim
+            numbers.insert(0, "0")
         fix = f"{numbers[0]}={','.join(numbers[1:])}" if len(numbers) > 1 else "0=6,3,4,7"
         raise LayoutError(
             message(call, f"{len(wrong)} of {len(texts)} texts give no sizes of a dim of their own",
@@ -231,12 +233,15 @@ def _read(text: str, call: str, form: Callable[[Reader], T]) -> T:
     try:
         return form(Reader(text))
     except UnreadableError as error:
+        fix = _corrected(text, form)
+        if call.startswith("--"):  # an option of a command: a shell reads it
+            fix = f"{call} {shlex.quote(fix)}"
         raise PlacementError(
             message(call, f"{text!r} cannot be read: {error}",
                     "it is written as weft prints it: a spec P(dp, None, (tp,sp), "
                     "partial={cp: sum}), placements [Shard(0), Replicate(), Partial(sum)], or a "
                     "layout's text [8@dp, 16@(tp,sp)] partial(sum@cp)", [repr(text)],
-                    _corrected(text, form))
+                    fix)
         ) from None
 
 

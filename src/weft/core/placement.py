@@ -24,8 +24,20 @@ __all__ = [
     "is_placements", "is_torch_strided",
 ]
 
-KINDS = ("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor")
+
+class _Kinds(tuple[str, ...]):
+    """A tuple of which help() shows a text of its own, not that of tuples."""
+
+
+KINDS = _Kinds(("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor"))
 """The kinds of reduction that a partial axis may have."""
+
+KINDS.__doc__ = "The kinds of reduction that a partial axis may have."
+
+
+_ALSO_CALLED = {"mean": "avg", "average": "avg", "prod": "product", "mul": "product",
+                "amax": "max", "amin": "min", "all": "and", "any": "or", "xor": "bxor"}
+"""Kinds by names that they have elsewhere, for errors."""
 
 
 class Placement:
@@ -180,10 +192,11 @@ class Partial(Placement):
 
     def __post_init__(self) -> None:
         if self.reduce_op not in KINDS:
+            meant = _ALSO_CALLED.get(str(self.reduce_op), "sum")
             raise PlacementError(
                 message("Partial(reduce_op)", f"{self.reduce_op!r} is none of {len(KINDS)} kinds",
                         f"the kinds of reduction are {', '.join(KINDS)}", [repr(self.reduce_op)],
-                        'Partial("sum")')
+                        f'Partial("{meant}")')
             )
 
     def is_partial(self, reduce_op: str | None = None) -> bool:

@@ -109,15 +109,14 @@ def _axes_notes(layout: Layout) -> list[tuple[str, str]]:
 
 def _sign_notes(grid: Grid) -> list[tuple[str, str]]:
     layout = grid.layout
-    shown = [(dim, band) for dim, found in enumerate(grid.of) for band in found]
     out: list[tuple[str, str]] = []
-    empty = sum(band.last - band.first for _, band in shown if band.is_empty)
-    if empty:
+    if any(band.is_empty and band.last > band.first for found in grid.of for band in found):
         out.append(("∅", "holds no element"))
     hidden: dict[str, list[int]] = {}
-    for dim, band in shown:
-        if band.hidden:
-            what = f"{band.last - band.first:,} of {layout.num_shards(dim):,} shards"
+    for dim, found in enumerate(grid.of):
+        number = sum(band.last - band.first for band in found if band.hidden)
+        if number:
+            what = f"{number:,} of {layout.num_shards(dim):,} shards"
             hidden.setdefault(what, []).append(dim)
     if hidden:
         parts = [f"{what} of dim{'s' if len(dims) > 1 else ''} {', '.join(map(str, dims))}"

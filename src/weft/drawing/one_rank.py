@@ -49,7 +49,7 @@ def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> l
             call, f"rank {rank} is not among those of "
             + " or ".join(mesh_text(mesh) for mesh in meshes),
             "only a rank of a mesh takes part", [rank],
-            f"rank {plan.src.mesh.rank_at(0)}")
+            f"{'--rank' if call == '--rank' else 'rank'} {plan.src.mesh.rank_at(0)}")
     before, after = (box_text(side) if side else "nothing" for side in sides)
     out = [f"Rank {rank} holds {before}, then {after}"]
     for number, step in enumerate(plan.steps, 1):

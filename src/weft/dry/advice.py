@@ -40,7 +40,8 @@ def _of_memory(run: DryRun) -> list[str]:
     usable = USABLE * device.nbytes
     size = f"{nbytes_text(device.nbytes)} of one {device.name.upper()}"
     if memory.peak > usable:
-        return [f"memory: too much for the {size};", f"  {most}", f"  less: {_LESS[name]}"]
+        return [f"memory: too much for the {size}, {memory.peak / device.nbytes:.0%} of them used",
+                f"  {most}", f"  less: {_LESS[name]}"]
     if memory.peak_overall > usable:
         return [f"memory: a step fits into the {size}, what comes before does not",
                 '  less: make the model under torch.device("meta"), and weft.nn.materialize it']

@@ -68,6 +68,7 @@ class DryRun:
         recorded: every collective as the communicators saw it.
         compute_seconds: estimated seconds of the computation; None where no rates are given.
         device: the device that was named; None where none was.
+        meshes: the meshes that the program made itself.
     """
 
     mesh: Mesh
@@ -82,6 +83,7 @@ class DryRun:
     recorded: Sequence[Recorded] = ()
     compute_seconds: float | None = None
     device: Device | None = None
+    meshes: tuple[Mesh, ...] = ()
 
     @property
     def step_seconds(self) -> float:
@@ -115,7 +117,7 @@ class DryRun:
             ("parameters", memory.parameters), ("buffers", memory.buffers),
             ("gradients", memory.gradients), ("optimizer state", memory.state),
             ("temporary, in the optimizer" if memory.in_optimizer else "activations and others",
-             memory.activations), ("peak of the step", memory.peak),
+             memory.activations), ("peak of the step", memory.peak if self.step else 0),
             ("peak of the program", memory.peak_overall),
         ]
         seconds = [("collectives, estimated", self.seconds)]

@@ -118,7 +118,8 @@ def dry_run(
         counted = _Counted(tensors, log, world, clock, steps)
         with counted.hooks(), suppress(_Enough), crew.running():
             fn(world.bind(value, "meta"))
-        return replace(counted.result(value, rank, networks, start), device=kind)
+        found = counted.result(value, rank, networks, start)
+        return replace(found, device=kind, meshes=tuple(world.made))
 
 
 @contextmanager

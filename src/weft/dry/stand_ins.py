@@ -115,12 +115,19 @@ def known_data() -> AbstractContextManager[None]:
 
 @contextmanager
 def mixed_precision() -> Iterator[None]:
-    """Inside, autocast and the scaling of gradients on an accelerator are those of the CPU, in the
-    dtype of the accelerator: torch turns them off where there is none."""
+    """Inside, CUDA's autocast is there; that of other accelerators, and the scaling of gradients,
+    are the CPU's, in the dtype of the accelerator. torch turns them off where there is none.
+    """
     def on_cpu(original: Any, name: str) -> Any:
         @functools.wraps(original)
         def start(self: Any, *args: Any, **kwargs: Any) -> None:
             device = args[0] if args else kwargs.get(name, "cuda")
+            if is_alone() and name == "device_type" and device == "cuda":
+                with (
+                    setting(torch.cuda.amp.common, amp_definitely_not_available=lambda: False),
+                    setting(torch.cuda, is_bf16_supported=lambda *_: True),
+                ):
+                    return original(self, *args, **kwargs)
             if is_alone() and _is_accelerator(device):
                 args, kwargs = args[1:], {**kwargs, name: "cpu"}
                 if name == "device_type" and not args and kwargs.get("dtype") is None:
@@ -184,6 +191,7 @@ def _attend(
         and (attn_mask is None or not attn_mask.requires_grad)
     )
     if not fused:
+        enable_gqa = enable_gqa and key.shape[-3] != query.shape[-3]  # of no heads, it would divide
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
             enable_gqa=enable_gqa)[0]

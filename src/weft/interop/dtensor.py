@@ -199,10 +199,10 @@ def _layout_of(mesh: Mesh, shape: tuple[int, ...], placements: Any, order: Any) 
 
 def _mesh_for(theirs: Any, asked: Any, call: str) -> BoundMesh:
     """The bound mesh of a DeviceMesh, or the requested one in its place."""
-    mesh = as_bound_mesh(theirs)
+    mesh = as_bound_mesh(theirs, call)
     if asked is None:
         return mesh
-    other = as_bound_mesh(asked)
+    other = as_bound_mesh(asked, call)
     if not _same_ranks(mesh, other):
         raise MeshError(
             message(call, f"the DTensor's mesh is {mesh!r}, the other one is {other!r}",

@@ -15,6 +15,7 @@ from torch import nn
 
 from weft.core import P
 from weft.errors import ModuleError, message
+from weft.interop.zero_bubble import detachable
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
@@ -46,7 +47,7 @@ def make_stage(original: Any, stage: Any, submodule: nn.Module, *args: Any, **kw
 def _whole(out: Any) -> Any:
     if isinstance(out, (list, tuple)):
         return type(out)(map(_whole, out))
-    return out.full_tensor() if type(out) is ShardTensor else out
+    return detachable(out.full_tensor()) if type(out) is ShardTensor else out
 
 
 def refuse_inputs(original: Any, wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:

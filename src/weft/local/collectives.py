@@ -22,10 +22,11 @@ from torch import Tensor
 from weft.comm import BoundMesh, source_line
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError, ShardTypeError, message
 from weft.local.permute import Permute, as_pairs, received
 from weft.local.region import Axes, axes_of, mesh_of_region
 from weft.tensor.placing.transitions import transition_between
+from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import traffic
 
 __all__ = [
@@ -139,7 +140,7 @@ def all_gather(
     if not tiled:
         x, sizes = x.unsqueeze(dim), (1,) * axis_size(axes, mesh=mesh)
         dim = dim if dim >= 0 else dim + x.ndim
-    _, sub = _along(mesh, axes, "all_gather")
+    _, sub = _along(mesh, axes, "all_gather", x)
     dim = _dim(x, dim, "all_gather")
     src = _cut(sub, x, dim, sizes, "all_gather")
     return _moved(x, sub, src, Layout.replicated(sub.abstract, src.shape), "all_gather")
@@ -164,7 +165,7 @@ def reduce_scatter(
         LayoutError: no such dim, or sizes that do not add up to its length.
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
-    _, sub = _along(mesh, axes, "reduce_scatter")
+    _, sub = _along(mesh, axes, "reduce_scatter", x)
     dim = _dim(x, dim, "reduce_scatter")
     if not tiled and x.shape[dim] != sub.size():
         raise LayoutError(
@@ -202,7 +203,7 @@ def all_to_all(
         LayoutError: no such dim, or sizes that do not add up to its length.
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
-    _, sub = _along(mesh, axes, "all_to_all")
+    _, sub = _along(mesh, axes, "all_to_all", x)
     split, concat = (_dim(x, dim, "all_to_all") for dim in (split_dim, concat_dim))
     src = _cut(sub, x, concat, sizes, "all_to_all")
     dst = _cut_whole(sub, src.shape, split, split_sizes, "all_to_all")
@@ -226,7 +227,7 @@ def ppermute(
         LayoutError: pairs that are not part of a permutation.
         MeshError: as in `psum`.
     """
-    _, sub = _along(mesh, axes, "ppermute")
+    _, sub = _along(mesh, axes, "ppermute", x)
     pairs = as_pairs(perm, sub.size())
     comm = sub.comm(tuple(range(sub.ndim)))
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
@@ -234,9 +235,23 @@ def ppermute(
         return Permute.apply(x, comm, pairs, known, received(pairs, known))  # type: ignore
 
 
-def _along(mesh: MeshLike | None, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
-    """The mesh, and the mesh of only these axes, in their order, through this rank."""
-    whole = mesh_of_region(mesh)
+def _along(
+    mesh: MeshLike | None, axes: Axes, call: str, x: Tensor | None = None
+) -> tuple[BoundMesh, BoundMesh]:
+    """The mesh, and the mesh of only these axes, in their order, through this rank.
+
+    Raises:
+        ShardTypeError: `x` is not this rank's tensor but a global one.
+    """
+    if isinstance(x, ShardTensor):
+        raise ShardTypeError(
+            message(f"{call}(x)", f"x is a ShardTensor {x.sharding}",
+                    "a collective takes what this rank holds; a ShardTensor is one global value, "
+                    "the same on all ranks", [str(x.sharding)],
+                    f"inside of weft.local_map, or {call}(x.to_local(), {axes!r}); "
+                    "x.redistribute(placements=...) moves a ShardTensor")
+        )
+    whole = mesh_of_region(mesh, call)
     numbers = axes_of(whole, axes, call)
     known = whole.cache.setdefault("along", {})
     if numbers not in known:
@@ -246,7 +261,7 @@ def _along(mesh: MeshLike | None, axes: Axes, call: str) -> tuple[BoundMesh, Bou
 
 
 def _reduced(x: Tensor, axes: Axes, kind: str, mesh: MeshLike | None, call: str) -> Tensor:
-    _, sub = _along(mesh, axes, call)
+    _, sub = _along(mesh, axes, call, x)
     whole = Layout.replicated(sub.abstract, x.shape)
     return _moved(x, sub, whole.with_partial(range(sub.ndim), kind), whole, call)
 

@@ -34,7 +34,7 @@ def region(mesh: BoundMesh) -> Iterator[None]:
         _REGIONS.meshes.pop()
 
 
-def mesh_of_region(mesh: MeshLike | None = None) -> BoundMesh:
+def mesh_of_region(mesh: MeshLike | None, call: str) -> BoundMesh:
     """A given mesh, else that of the innermost region, else the current one.
 
     Raises:
@@ -42,7 +42,7 @@ def mesh_of_region(mesh: MeshLike | None = None) -> BoundMesh:
     """
     if mesh is None and _REGIONS.meshes:
         return _REGIONS.meshes[-1]
-    return as_bound_mesh(mesh)
+    return as_bound_mesh(mesh, f"{call}(mesh=)")
 
 
 def axes_of(mesh: BoundMesh, axes: Axes, call: str) -> tuple[int, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, is_placements
-from weft.errors import LayoutError, MeshError, ShardTypeError, message
+from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError, message
 from weft.local.region import mesh_of_region
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
@@ -24,7 +25,7 @@ Spec = Any
 def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
     """The given mesh, or that of the first ShardTensor among the arguments, or the current one."""
     found = leaves(args, ShardTensor)
-    bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh)
+    bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh, name)
     if bound.here is None:
         raise MeshError(
             message(name, f"rank {bound.rank} is outside {bound.abstract!r}",
@@ -68,7 +69,22 @@ def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
                         [str(one.sharding) for one in held], "in_specs=(..., P())")
             )
         return arg
-    return map_tensors(lambda x: into_local(x, mesh, spec, name), arg)
+    def enter(x: torch.Tensor) -> torch.Tensor:
+        with _noted(f"{name}(in_specs)", "argument", x):
+            return into_local(x, mesh, spec, name)
+
+    return map_tensors(enter, arg)
+
+
+@contextmanager
+def _noted(call: str, what: str, x: torch.Tensor) -> Iterator[None]:
+    """Errors of a spec, which knows of no call, say which one it was for."""
+    try:
+        yield
+    except WeftError as error:
+        if not str(error).startswith(call):
+            error.add_note(f"  in {call}, for the {what} of shape {tuple(x.shape)}")
+        raise
 
 
 def left(
@@ -83,8 +99,8 @@ def left(
                         "inside, tensors are local: a result is a rank's block",
                         [str(local.sharding)], "return local tensors, and their spec in out_specs")
             )
-        return out_of_local(
-            local, mesh, spec, sizes=sizes, run_check=check, grads_as_placed=grads_as_placed
-        )
+        with _noted(f"{name}(out_specs)", "result", local):
+            return out_of_local(
+                local, mesh, spec, sizes=sizes, run_check=check, grads_as_placed=grads_as_placed)
 
     return result if spec is None else map_tensors(leave, result)

@@ -111,7 +111,7 @@ def distribute_module(
     """
     _refuse_others(module, partition_fn=partition_fn, input_fn=input_fn, output_fn=output_fn)
     _refuse_twice(module)
-    mesh = as_bound_mesh(device_mesh)
+    mesh = as_bound_mesh(device_mesh, "distribute_module(device_mesh)")
     num_args = [_num_args("input_fn", input_fn), _num_args("output_fn", output_fn)]
     if partition_fn is not None:
         _partition(module, partition_fn, mesh)

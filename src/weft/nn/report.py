@@ -201,7 +201,7 @@ def report(
     refuse_lazy("report(module)", tensors)
     if shardings is None and activations is None:
         return _done(module, tensors)
-    value = mesh if type(mesh) is Mesh else as_bound_mesh(mesh).abstract
+    value = mesh if type(mesh) is Mesh else as_bound_mesh(mesh, "report(mesh)").abstract
     shardings = as_patterns("shardings", shardings)
     activations = as_patterns("activations", activations)
     matches = layouts_of(tensors, shardings, value)

@@ -56,7 +56,17 @@ class ShardTensor(FromMeta, AsValue, _Base):
     """One global tensor whose blocks are on the ranks of a mesh.
 
     To make one, use `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
-    `shape`, `dtype` and strides are those of the global tensor.
+    `shape`, `dtype` and strides are those of the global tensor. What torch.Tensor does not have:
+
+        where it is   sharding (the Layout), placements, spec, device_mesh, offsets()
+        move it       redistribute(placements=...)
+        all of it     full_tensor()
+        one's own     to_local(), ShardTensor.from_local(local, mesh, placements)
+        DTensor       to_dtensor(), ShardTensor.from_dtensor(d)
+
+    `help(weft.ShardTensor.redistribute)` explains one of them. All else is torch's and means what
+    it means on the global tensor in one process; `backward`, `item` and the like are collectives
+    where ranks hold parts.
     """
 
     __module__ = ServedByTorch(__name__)

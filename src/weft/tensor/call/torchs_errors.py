@@ -82,7 +82,8 @@ def with_layouts(
         return error
     if not told_of(error):
         shown = [_text(tensor) for tensor in tensors[:_MOST]] + ["..."] * (len(tensors) > _MOST)
-        error.add_note(f"  in {name} of {', '.join(shown)} on {mesh!r}{_taken_for_whole(tensors)}")
+        error.add_note(f"  in {name} of {', '.join(shown)} on {mesh!r}{_taken_for_whole(tensors)}"
+                       f"{_without_data(error, tensors)}")
     if PROCESS.on or not all(map(_is_ours, _files(error))):
         return error
     return error.with_traceback(None)
@@ -103,6 +104,15 @@ def _taken_for_whole(tensors: Sequence[torch.Tensor]) -> str:
             return ("\n  a plain tensor counts as whole, on every rank; if this one is a rank's "
                     f"shard: weft.ShardTensor.from_local(x, mesh, {one.spec!r})")
     return ""
+
+
+def _without_data(error: Exception, tensors: Sequence[torch.Tensor]) -> str:
+    """A hint, where a parameter of the meta device meets tensors with data."""
+    meta = {one.device.type == "meta" for one in tensors}
+    if "meta" not in str(error) or len(meta) < 2:
+        return ""
+    return ("\n  parameters of the meta device have no data: weft.nn.materialize(model), "
+            "after weft.distribute_module")
 
 
 def _may_be_a_shard(shape: Sequence[int], of: ShardTensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, get_global_mesh
 from weft.core import Layout, Mesh, P, Placement, is_placements
 from weft.core.arguments import MeshLike, Placements
-from weft.errors import ShardTypeError, UnsupportedOpError
+from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor
 
@@ -40,29 +40,41 @@ def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Lay
     """The mesh and the layout passed to a factory.
 
     Raises:
-        TypeError: an unknown name.
-        ShardTypeError: one thing given by two names.
+        ShardTypeError: one thing given by two names, or an unknown name.
         UnsupportedOpError: a layout of torch that is not dense.
     """
-    for name in where:
-        if name not in Where.__annotations__:
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    unknown = [name for name in where if name not in Where.__annotations__]
+    if unknown:
+        raise _unknown(call, unknown)
     form = where.get("layout", torch.strided)
     if form is not torch.strided:
         raise _not_dense(call, form)
     mesh = _one_of(call, where, "device_mesh", "mesh")
     placements = _one_of(call, where, "placements", "spec")
-    bound = mesh_for(mesh, placements)
+    name = "device_mesh" if where.get("device_mesh") is not None else "mesh"
+    bound = mesh_for(mesh, placements, f"{call}({name}=)")
     return bound, as_layout(bound, shape, placements)
 
 
-def mesh_for(mesh: Any, placements: Any) -> BoundMesh:
+def _unknown(call: str, names: list[str]) -> ShardTypeError:
+    """Arguments that torch's factories have, or that were meant for another name."""
+    fix = f"{call}(..., mesh=mesh, placements=P(...))"
+    if "device" in names:
+        fix = 'the mesh says where tensors live: weft.init_mesh(axes, "cuda")'
+    return ShardTypeError(
+        f"{call}({', '.join(f'{name}=' for name in names)})",
+        f"{len(names)} arguments have names that it does not know",
+        "a factory takes sizes, dtype, requires_grad, mesh (or device_mesh) and placements "
+        "(or spec)", [repr(name) for name in names], fix)
+
+
+def mesh_for(mesh: Any, placements: Any, call: str) -> BoundMesh:
     """The mesh of a new tensor: the given one, the current one, or else that of its Layout."""
     if mesh is None and isinstance(placements, Layout) and (
         current_mesh() is None and get_global_mesh() is None
     ):
         mesh = placements.mesh
-    return as_bound_mesh(mesh)
+    return as_bound_mesh(mesh, call)
 
 
 def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:
@@ -91,6 +103,7 @@ def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
 
     Raises:
         ShardTypeError: one of the lengths is not a length.
+        LayoutError: one is negative.
     """
     given = size
     if size and isinstance(size[0], Sequence) and not isinstance(size[0], (str, P)) and not (
@@ -101,6 +114,11 @@ def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
     else:
         fits = True
     lengths = [_length(one) for one in given]
+    negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if (length or 0) < 0]
+    if negative:
+        raise LayoutError(
+            f"{call}(*size)", f"{len(negative)} of {len(lengths)} lengths are negative",
+            "a length is at least 0", negative, f"{call}(8, 16, mesh=mesh)")
     if fits and None not in lengths:
         return tuple(lengths)  # type: ignore[arg-type]
     wrong = size[1:] if not fits else [

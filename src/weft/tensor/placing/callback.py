@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ def from_callback(
     """
     if fn is None and callable(placements):
         placements, fn = None, placements
-    bound, layout = place("weft.from_callback", shape_of("weft.from_callback", (tuple(shape),)),
+    given: Any = tuple(shape) if isinstance(shape, Iterable) else shape
+    bound, layout = place("weft.from_callback", shape_of("weft.from_callback", (given,)),
                           {"mesh": mesh, "placements": placements})
     if layout.is_partial or fn is None:
         facts = f"the layout is {layout}" if fn is not None else "fn is None"

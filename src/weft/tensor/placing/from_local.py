@@ -52,7 +52,7 @@ def from_local(
 ) -> ShardTensor:
     """See `ShardTensor.from_local`."""
     device_mesh, placements = mesh_and_placements(device_mesh, placements)
-    mesh = mesh_for(device_mesh, placements)
+    mesh = mesh_for(device_mesh, placements, "from_local(device_mesh)")
     if isinstance(sharding_shapes, str):
         sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
     asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None

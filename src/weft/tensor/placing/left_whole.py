@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from weft import propagate
 from weft.core import Cover, Layout
 from weft.core.units import nbytes_text
-from weft.errors import StrictError, message
+from weft.errors import ShardTypeError, StrictError, message
 from weft.rules import Decision, Rule
 from weft.tensor import modes
 
@@ -37,7 +38,18 @@ def warn_if_whole(nbytes: int | None) -> int | None:
 
     Returns:
         The previous number.
+
+    Raises:
+        ShardTypeError: not a number of bytes.
     """
+    given: Any = nbytes
+    if given is not None and (
+        isinstance(given, bool) or not isinstance(given, (int, float)) or given < 0
+    ):
+        raise ShardTypeError(
+            "warn_if_whole(nbytes)", f"nbytes is {given!r}",
+            "it is a number of bytes, or None for no warning", [repr(given)],
+            "weft.warn_if_whole(2**20)")
     before, _Limit.nbytes = _Limit.nbytes, nbytes
     return before
 

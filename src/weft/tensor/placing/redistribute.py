@@ -101,7 +101,8 @@ class _Move:
                 f"{meta.layout}", "redistribute needs a mesh or placements",
                 ["placements=None"],
                 "x.redistribute(placements=[Replicate()])")
-        target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
+        target = mesh if device_mesh is None else as_bound_mesh(
+            device_mesh, "redistribute(device_mesh)")
         layout, order = as_layout(target, meta.shape, placements), meta.order()
         varying = _varying(target, layout, grad_placements, meta.dtype)
         if target == mesh:

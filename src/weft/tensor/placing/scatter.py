@@ -73,7 +73,7 @@ def distribute_tensor(
         UnsupportedOpError: it is sparse or nested; it has history, and one rank's data count.
     """
     given, placements = mesh_and_placements(device_mesh, placements)
-    mesh = mesh_for(given, placements)
+    mesh = mesh_for(given, placements, "distribute_tensor(device_mesh)")
     tensor = taken(tensor, mesh) if isinstance(tensor, torch.Tensor) else tensor
     call = "distribute_tensor(tensor)"
     if type(tensor) is ShardTensor:
@@ -223,7 +223,7 @@ def scatter_tensor(
         LayoutError: on all ranks, if the source has no tensor, or one whose shape or dtype differs
             from what some rank says; on a rank outside the mesh that gives none.
     """
-    bound = as_bound_mesh(mesh, "mesh")
+    bound = as_bound_mesh(mesh, "scatter_tensor(mesh)")
     call = "scatter_tensor(global_src)"
     if not isinstance(global_src, int) or isinstance(global_src, bool):
         raise _no_rank(call, global_src, bound)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -141,18 +141,16 @@ class _Recorder(SchemaCheckMode):
 
     def _as_there(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result on the device meant, whose autocast and strides meta tensors do not
-        know: by fake tensors."""
-        def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-            return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-            )
-
-        with FakeTensorMode():
-            out = func(
-                *map_tensors(lambda tensor: like(tensor, self.device_type), args),
-                **map_tensors(lambda tensor: like(tensor, self.device_type), kwargs),
-            )
-        return map_tensors(lambda tensor: like(tensor, "meta"), out)
+        know: by fake tensors. A torch without CUDA refuses some ops (`grid_sampler`): the CPU's
+        autocast then stands for CUDA's."""
+        kind = self.device_type
+        try:
+            return _on_fakes(func, args, kwargs, kind)
+        except (RuntimeError, AssertionError) as error:
+            if kind != "cuda" or torch.cuda.is_available() or "cuda" not in str(error).lower():
+                raise
+            with torch.autocast("cpu", torch.get_autocast_dtype(kind), self.autocast):
+                return _on_fakes(func, args, kwargs, "cpu")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -177,6 +175,19 @@ class _Recorder(SchemaCheckMode):
             return None
         args, kwargs = map_tensors(lambda tensor: slots[id(tensor)], (args, kwargs))
         return Op(overload, args, kwargs, None)
+
+
+def _on_fakes(func: Any, args: Any, kwargs: Any, device: str) -> Any:
+    """The op's result on a device, as meta tensors."""
+    def like(device: str, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+        )
+
+    there = partial(like, device)
+    with FakeTensorMode():
+        out = func(*map_tensors(there, args), **map_tensors(there, kwargs))
+    return map_tensors(partial(like, "meta"), out)
 
 
 _POW = torch.ops.aten.pow
