@@ -175,17 +175,17 @@ def test_bytes_and_memory_of_a_warp() -> None:
         with weft.explain() as log, peak_memory(image, points) as memory:
             F.grid_sample(image, points, align_corners=False).sum().backward()
         totals = {name: sum(event.nbytes for event in log.events if event.collective == name)
-                  for name in ("all_to_all", "all_gather")}
+                  for name in ("AllToAll", "all_gather")}
         return totals, memory.peak
 
     with peak_memory(x, near) as one:
         whole = x.clone().requires_grad_()
         F.grid_sample(whole, near, align_corners=False).sum().backward()
     got = weft.testing.run(lambda mesh: on_rank(mesh, near), mesh={"x": 4})
-    assert [found["all_to_all"] for found, _ in got] == [ROW, 2 * ROW, 2 * ROW, ROW]
+    assert [found["AllToAll"] for found, _ in got] == [ROW, 2 * ROW, 2 * ROW, ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4
     got = weft.testing.run(lambda mesh: on_rank(mesh, far), mesh={"x": 4})
-    assert [found["all_to_all"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
+    assert [found["AllToAll"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4
     assert {found["all_gather"] for found, _ in got} == {3 * 2 * 8}
 

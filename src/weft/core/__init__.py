@@ -1,7 +1,14 @@
 """Meshes, placements, specs and layouts as plain values. Standard library only."""
 
 from weft.core.cover import Cover, Interval, Reads
-from weft.core.cuts import balanced_cuts, default_cuts, filled_cuts, flat_cuts, on_multiples
+from weft.core.cuts import (
+    balanced_cuts,
+    default_cuts,
+    filled_cuts,
+    finer_cuts,
+    flat_cuts,
+    on_multiples,
+)
 from weft.core.encoding import Sizes
 from weft.core.layout import Box, Layout
 from weft.core.mesh import AxisName, Mesh, as_mesh
@@ -20,6 +27,6 @@ from weft.core.placement import (
 __all__ = [
     "KINDS", "AxisName", "Box", "Cover", "Interval", "Layout", "Mesh", "P", "Partial", "Placement",
     "Reads", "Replicate", "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement",
-    "balanced_cuts", "default_cuts", "filled_cuts", "flat_cuts", "is_placements",
+    "balanced_cuts", "default_cuts", "filled_cuts", "finer_cuts", "flat_cuts", "is_placements",
     "on_multiples",
 ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 __all__ = [
     "NAMED_CUTS", "balanced_cuts", "cuts_from_sizes", "default_cuts", "default_interval",
-    "default_is_flat", "filled_cuts", "flat_cuts", "known_default_cuts", "on_multiples",
+    "default_is_flat", "filled_cuts", "finer_cuts", "flat_cuts", "known_default_cuts",
+    "on_multiples",
 ]
 
 
@@ -68,6 +69,18 @@ def balanced_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
     count = math.prod(sizes)
     whole, more = divmod(length, count)
     return tuple(index * whole + min(index, more) for index in range(count + 1))
+
+
+def finer_cuts(cuts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Cuts of which each piece is cut further, by default, over axes of `sizes`.
+
+    >>> finer_cuts((0, 3, 7), (2,))
+    (0, 2, 3, 5, 7)
+    """
+    fine = [0]
+    for start, stop in pairwise(cuts):
+        fine += [start + cut for cut in default_cuts(stop - start, sizes)[1:]]
+    return tuple(fine)
 
 
 def filled_cuts(cuts: Sequence[int]) -> tuple[int, ...]:

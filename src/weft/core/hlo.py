@@ -190,19 +190,25 @@ def read_sizes(text: str, call: str) -> tuple[list[int], list[int]] | None:
     grid, left = _numbers(match["tiles"]), list(digits)
     if math.prod(grid) != math.prod(size for size, _ in left):
         return None
-    pieces: list[tuple[int, int]] = []
-    for tile in grid:
-        while tile > 1:
-            size, stride = left.pop(0)
-            part = math.gcd(size, tile)
-            if part == 1:
-                return None
-            if part < size:  # the tile ends, or splits, within this digit
-                left.insert(0, (size // part, stride))
-            pieces.append((stride * (size // part), part))
-            tile //= part
+    pieces = [piece for tile in grid for piece in _taken(tile, left)]
+    if any(part == 1 for part, _ in pieces):
+        return None
     tiles = grid[:-1] if match["last"] else grid
-    return tiles, [size for _, size in sorted(pieces, reverse=True)]
+    return tiles, [part for part, _ in sorted(pieces, key=lambda piece: -piece[1])]
+
+
+def _taken(tile: int, digits: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    # The digits that a tile takes from the front of a list. The last one has size 1 if the tile
+    # ends, or splits, within a digit by a number that does not divide it.
+    found: list[tuple[int, int]] = []
+    while tile > 1 and (not found or found[-1][0] > 1):
+        size, stride = digits.pop(0)
+        part = math.gcd(size, tile)
+        if part < size:
+            digits.insert(0, (size // part, stride))
+        found.append((part, stride * (size // part)))
+        tile //= part
+    return found
 
 
 def _wrong_devices(match: re.Match[str], mesh: Mesh) -> list[str]:
@@ -273,18 +279,12 @@ def _axes_of_tiles(
     split: list[str] = []
     for dim, tile in enumerate(tiles):
         axes: list[int] = []
-        left = tile
-        while left > 1 and not split:
-            size, stride = digits.pop(0)
-            part = math.gcd(size, left)
-            if part < size:  # the tile ends, or splits, within this digit
-                digits.insert(0, (size // part, stride))
-            found = _axes_of_digit(mesh, part, stride * (size // part))
+        for part, stride in [] if split else _taken(tile, digits):
+            found = _axes_of_digit(mesh, part, stride)
             if found is None:
                 split.append(f"dim {dim}: tile {tile}")
                 break
             axes += found
-            left //= part
         dims.append(tuple(axes))
     if split:
         raise PlacementError(

@@ -14,7 +14,13 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import encoding, hlo
-from weft.core.cuts import default_interval, default_is_flat, flat_cuts, known_default_cuts
+from weft.core.cuts import (
+    default_interval,
+    default_is_flat,
+    finer_cuts,
+    flat_cuts,
+    known_default_cuts,
+)
 from weft.core.display import AsPicture
 from weft.core.dtypes import check_carries, dtype_text
 from weft.core.encoding import Cuts
@@ -175,6 +181,14 @@ class Layout(AsPicture):
         return self.replace(
             dims=[() if dim in whole else axes for dim, axes in enumerate(self.dims)]
         )
+
+    def divided(self, dim: int, axes: Iterable[int]) -> Layout:
+        """The same layout with `dim` sharded by these axes as well, each shard by default cuts."""
+        axes, dims, cuts = tuple(axes), list(self.dims), list(self.cuts)
+        dims[dim] = (*dims[dim], *axes)
+        own = cuts[dim]
+        cuts[dim] = None if own is None else finer_cuts(own, _sizes(self.mesh, axes))
+        return self.replace(dims=dims, cuts=cuts)
 
     def recut(self, dim: int, length: int, cuts: tuple[int, ...] | None = None) -> Layout:
         """The same layout with another length of one dim, over the same axes with these cuts."""

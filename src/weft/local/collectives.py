@@ -23,7 +23,7 @@ from weft.comm import BoundMesh, source_line
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.local.permute import Permute, as_pairs, received
+from weft.local.permute import Permute, as_pairs
 from weft.local.region import Axes, axes_of, mesh_of_region
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
@@ -232,7 +232,7 @@ def ppermute(
     comm = sub.comm(tuple(range(sub.ndim)))
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
     with _told("ppermute"):
-        return Permute.apply(x, comm, pairs, known, received(pairs, known))  # type: ignore
+        return Permute(comm)(x, pairs, known)
 
 
 def _along(

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from weft.comm import Communicator
 from weft.errors import LayoutError, message
-from weft.transport import traffic
+from weft.ops.all_to_all import AllToAll
 
-__all__ = ["Pairs", "Permute", "as_pairs", "received"]
+__all__ = ["Permute", "as_pairs"]
 
 Pairs = tuple[tuple[int, int], ...]
 """(from, to), positions in a group."""
-
-Shapes = Sequence[tuple[int, ...]]
 
 
 def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
@@ -45,41 +42,28 @@ def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
     return pairs
 
 
-def received(pairs: Pairs, shapes: Shapes) -> list[tuple[int, ...]]:
-    """The shape at each position afterwards: its source's, or its own if none sends."""
-    sources = {target: source for source, target in pairs}
-    return [shapes[sources.get(place, place)] for place in range(len(shapes))]
+@dataclass(frozen=True)
+class Permute(AllToAll):
+    """Sends blocks by pairs of positions in a group."""
 
+    what: ClassVar[str] = "blocks by pairs"
+    of_gradient: ClassVar[str] = "gradient of ppermute"
 
-class Permute(torch.autograd.Function):
-    """Its backward sends the gradients back.
+    comm: Communicator
 
-    `before` and `after` are the shapes of argument and result at every position.
-    """
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, comm: Communicator, pairs: Pairs, before: Shapes, after: Shapes
-    ) -> Tensor:
-        ctx.comm, ctx.pairs, ctx.before, ctx.after = comm, pairs, before, after
-        ctx.note = traffic.note() if traffic.STATE.on else None
-        me = comm.index
-        targets = [target for source, target in pairs if source == me]
-        sources = [source for source, target in pairs if target == me]
-        send, recv = [0] * comm.size, [0] * comm.size
-        for target in targets:
-            send[target] = math.prod(before[me])
-        for source in sources:
-            recv[source] = math.prod(before[source])
-        traffic.emit("blocks by pairs", tuple(map(str, comm.axes)), "AllToAll",
-                     sum(recv) * x.element_size() * (sources != [me]))
-        flat = x.reshape(-1).contiguous() if targets else x.new_empty(0)
-        got = comm.all_to_all(flat, send, recv)
-        return got.view(after[me]) if sources else x.new_zeros(after[me])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        back = tuple((target, source) for source, target in ctx.pairs)
-        with traffic.resume(ctx.note, "gradient of ppermute") if ctx.note else nullcontext():
-            found = Permute.apply(grad, ctx.comm, back, ctx.after, ctx.before)
-        return found, None, None, None, None
+    def __call__(self, x: Tensor, pairs: Pairs, shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """What comes to this rank; zeros like `x` where nothing does. `shapes` are those of all
+        ranks' tensors."""
+        me, size = self.comm.index, self.comm.size
+        send, recv = [0] * size, [0] * size
+        made, flat = shapes[me], x.reshape(-1)[:0]
+        for source, target in pairs:
+            if source == me:
+                flat = x.reshape(-1)
+                send[target] = flat.numel()
+            if target == me:
+                made, recv[source] = shapes[source], math.prod(shapes[source])
+        got = self.send(flat, send, recv)
+        if any(target == me for _, target in pairs):
+            return got.view(made)
+        return x.new_zeros(made) + got.sum().to(x.dtype)  # all ranks take part in the backward

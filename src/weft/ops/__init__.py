@@ -18,7 +18,6 @@ from weft.ops import (
     covariance,
     creation,
     ctc,
-    decomposed,
     distances,
     elementwise,
     extrema,
@@ -46,7 +45,6 @@ from weft.ops import (
     slices,
     softmax,
     spectrograms,
-    stencils,
     tall_factorizations,
     transforms,
     verdicts,
@@ -64,10 +62,10 @@ __all__ = [
 
 _PAGES = (
     adaptive_pools, attention, borders, composed, contractions, convolutions, covariance, creation,
-    ctc, decomposed, distances, elementwise, extrema, fractional_pools, gradients, grid_samples,
+    ctc, distances, elementwise, extrema, fractional_pools, gradients, grid_samples,
     joins, linalg, lists, losses, margin_losses, module_attention, moments, norms, order, pools,
     reads, recurrent, reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax,
-    spectrograms, stencils, tall_factorizations, transforms, verdicts, views, writes,
+    spectrograms, tall_factorizations, transforms, verdicts, views, writes,
 )
 
 BOOK: dict[str, Entry] = {}

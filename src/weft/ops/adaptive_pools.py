@@ -8,21 +8,21 @@ that its places read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.ops.convolutions import nothing_of
-from weft.ops.precision import widened
-from weft.ops.taken import taken
-from weft.ops.taps import OnDevices, Taps, num_pieces, weighted
-from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+from weft.ops.convolutions import num_positions
+from weft.ops.idle import idle
+from weft.ops.places import apart, counted, taken
+from weft.ops.pools import with_places
+from weft.ops.taps import OnDevices, Taps, num_pieces, resampled
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 
 @lru_cache(maxsize=256)
@@ -37,14 +37,9 @@ def _taps(before: int, after: int, dtype: torch.dtype) -> Taps:
     return Taps(torch.minimum(places, stops - 1), weights, counts)
 
 
-def _num(call: Call) -> int:
-    """How many dims of positions there are."""
-    return int(call.op.split(".")[1][-2])
-
-
 def _lengths(call: Call) -> list[tuple[int, int]]:
     """Per dim of positions, its length before and after."""
-    num = _num(call)
+    num = num_positions(call)
     return list(zip(call.tensors[0].shape[-num:], call.results[0].shape[-num:]))
 
 
@@ -57,7 +52,7 @@ def _tables(call: Call) -> Mapping[str, Table]:
 
 def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
     """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
-    num = _num(call)
+    num = num_positions(call)
     floats = "float" in call.tensors[0].dtype
     all_of_dim = [after == 1 < before for before, after in _lengths(call)]
     if floats and (any(all_of_dim) if "avg" in call.op else all(all_of_dim)):
@@ -68,10 +63,10 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
     return f"{lead} {windows} -> {', '.join([made] * len(call.results))}"
 
 
-def _on_box(call: Call, boxed: Boxed) -> Local:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """Means of parts along dims of which boxes were fetched; greatest elements of parts."""
     if boxed.is_idle:
-        return _idle(boxed.shapes), boxed.args[:1], {}
+        return idle(call, boxed)
     if not any(dim.box is not None for dim in boxed.dims):
         return None, boxed.args, boxed.kwargs
     if all(_has_own_parts(dim, *lengths) for dim, lengths in zip(boxed.dims, _lengths(call))):
@@ -79,16 +74,6 @@ def _on_box(call: Call, boxed: Boxed) -> Local:
     if "avg" in call.op:
         return _mean(call, [dim for dim in boxed.dims if dim.box]), boxed.args[:1], {}
     return _greatest(call, boxed.dims), boxed.args[:1], {}
-
-
-def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Any]:
-    def idle(x: Tensor) -> Any:
-        values = nothing_of(x, shapes[0])
-        if len(shapes) == 1:
-            return values
-        return values, torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
-
-    return idle
 
 
 def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
@@ -106,30 +91,17 @@ def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
 def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
     """torch's pool of the box, with places in the whole dims."""
     function = getattr(torch.ops.aten, call.op.split(".")[1]).default
-    sizes = [dim.outputs[1] - dim.outputs[0] for dim in dims]
+    pool = partial(function, output_size=[dim.outputs[1] - dim.outputs[0] for dim in dims])
     if len(call.results) == 1:
-        return lambda x: function(x, sizes)
-
-    def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
-        values, places = function(x, sizes)
-        rest, step = places, 1
-        for dim, length in zip(reversed(dims), reversed(x.shape[-len(dims):])):
-            if dim.box is not None and dim.box[0]:
-                places = places + dim.box[0] * step
-            if dim is not dims[0]:
-                rest = rest // length
-                if dim.length != length:  # what is before this dim is that much longer
-                    places = places + rest * (step * (dim.length - length))
-            step *= dim.length
-        return values, places
-
-    return greatest
+        return pool
+    starts = {at: dim.box[0] for at, dim in enumerate(dims) if dim.box is not None}
+    return with_places(pool, [dim.length for dim in dims], starts)
 
 
 def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
     """Weighted sums along the fetched dims, torch's kernel along the others."""
-    num, first = _num(call), len(call.tensors[0].shape) - _num(call)
-    lengths = _lengths(call)
+    num, lengths = num_positions(call), _lengths(call)
+    first = len(call.tensors[0].shape) - num
     after, parts = [length for _, length in lengths], []
     dtype = torch.float64 if call.tensors[0].dtype == "float64" else torch.float32
     for dim in fetched:
@@ -138,24 +110,14 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
         after[dim.dim - first] = stop - start
         taps = _taps(*lengths[dim.dim - first], dtype).of(start, stop, dim.box[0])
         parts.append((dim.dim, stop - start, taps))
-    given = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
     kernel = getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default
-    rest = len(fetched) < num
-
-    def run(x: Tensor) -> Tensor:
-        out, mine = widened(x), iter(given.on(x.device))
-        for dim, length, taps in parts:
-            here: Any = [(next(mine), next(mine), next(mine)) for _ in taps]
-            out = weighted(out, dim, here, length)
-        return (kernel(out, after) if rest else out).to(x.dtype)
-
-    return run
+    return resampled(parts, partial(kernel, output_size=after) if len(fetched) < num else None)
 
 
 def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Of each part the greatest element and its place; a few parts at a time, because they are
     copied (`_found`)."""
-    num = _num(call)
+    num = num_positions(call)
     sizes, given, starts = [], [], []
     for dim, (before, after) in zip(dims, _lengths(call)):
         start, stop = dim.outputs
@@ -179,8 +141,8 @@ def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[
             found = _found(planes, boxes, sizes, longest, piece)
             lead = torch.arange(counts[0], device=x.device)
             lead = (lead if longest else lead[piece]).view([-1, *[1] * num])
-            here.append(_counted([lead, *found], x.shape[-num:]))
-            there.append(_counted([place + start for place, start in zip(found, starts)], lengths))
+            here.append(counted([lead, *found], x.shape[-num:]))
+            there.append(counted([place + start for place, start in zip(found, starts)], lengths))
         shape = x.shape[:-num]
         values = taken(x, torch.cat(here, longest).unflatten(0, shape))
         return values, torch.cat(there, longest).unflatten(0, shape)
@@ -202,19 +164,8 @@ def _found(
     for at, row in enumerate(rows, 2):
         planes = planes.index_select(at, row)
     kernel = getattr(torch.ops.aten, f"max_pool{len(rows)}d_with_indices").default
-    rest, found = kernel(planes, sizes, sizes)[1].squeeze(1), []
-    for row in reversed(rows):
-        found.insert(0, row[rest % len(row)])
-        rest = rest // len(row)
-    return found
-
-
-def _counted(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Places in several dims, the last of these lengths, counted over all of them."""
-    out = places[0]
-    for place, length in zip(places[1:], lengths[1 - len(places) :]):
-        out = out * length + place
-    return out
+    places = apart(kernel(planes, sizes, sizes)[1].squeeze(1), list(map(len, rows)))
+    return [row[place] for row, place in zip(rows, places)]
 
 
 def _through_means(x: Tensor, output_size: Any) -> Tensor:

@@ -22,7 +22,7 @@ from weft import propagate
 from weft.core import Layout
 from weft.ops.algorithm import Kernel
 from weft.ops.attending.ways import Drops, Way
-from weft.ops.summaries import wide
+from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 

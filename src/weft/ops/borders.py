@@ -1,4 +1,4 @@
-"""Elements that move by a fixed distance along a dim: roll, pads, unfold.
+"""Elements that move by a fixed distance along a dim, or to its other end: flip, roll, pad, unfold.
 
 A sharded dim stays sharded. Each rank fetches the missing rows of its part of the result, as for
 other windows.
@@ -13,21 +13,56 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout, default_cuts
-from weft.ops.convolutions import nothing_of
+from weft.ops.idle import idle
 from weft.propagate import fairest
-from weft.rules import Boxed, Call, Decision, Length, Shift, op, page, rule
+from weft.rules import (
+    Boxed,
+    Call,
+    Decision,
+    Length,
+    OnRank,
+    RuleText,
+    Shift,
+    Tables,
+    op,
+    page,
+    rule,
+)
 from weft.rules.factors import names
 
 __all__ = ["PAGE"]
 
 Layouts = Sequence[Layout]
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+
+
+def _windowed(shifts: Callable[[Call], Mapping[int, Shift]], **more: Any) -> RuleText:
+    """The rule of an op of which each place reads another one, along dims that have a shift."""
+    def text(call: Call, wants_grad: Any) -> str:
+        moved, dims = shifts(call), names(len(call.tensors[0].shape))
+        given = [f"@{name}" if dim in moved else name for dim, name in enumerate(dims)]
+        return f"{' '.join(given)} -> {' '.join(dims)}"
+
+    return rule(text, linear=[0], moves=True, tables=_tables(shifts), **more)
+
+
+def _tables(shifts: Callable[[Call], Mapping[int, Shift]]) -> Tables:
+    return lambda call: {f"d{dim}": shift for dim, shift in shifts(call).items()}
+
+
+# Flips: a place reads the one as far from the other end.
+
+
+def _mirrors(call: Call) -> dict[int, Shift]:
+    shape = call.tensors[0].shape
+    fixed = {"aten.fliplr.default": (1,), "aten.flipud.default": (0,)}
+    dims = [dim % len(shape) for dim in fixed.get(call.op) or call.get("dims")]
+    return {dim: Shift(0, shape[dim], "mirror") for dim in dims}
 
 
 # Rolls: a dim is a ring.
 
 
-def _shifts(call: Call) -> dict[int, int]:
+def _rolled(call: Call) -> dict[int, int]:
     """Per dim that is rolled, by how much; at most half of its length, in either direction."""
     shape = call.tensors[0].shape
     total: dict[int, int] = {}
@@ -40,25 +75,15 @@ def _shifts(call: Call) -> dict[int, int]:
     }
 
 
-def _roll_rule(call: Call, wants_grad: Any) -> str:
-    """Rolled dims are windows of one place."""
-    rolled, dims = _shifts(call), names(len(call.tensors[0].shape))
-    given = [f"@{name}" if dim in rolled else name for dim, name in enumerate(dims)]
-    return f"{' '.join(given)} -> {' '.join(dims)}"
-
-
-def _roll_shifts(call: Call) -> Mapping[str, Shift]:
+def _rings(call: Call) -> dict[int, Shift]:
     shape = call.tensors[0].shape
-    dims = names(len(shape))
-    return {
-        dims[dim]: Shift(by, shape[dim], "circular", 0) for dim, by in _shifts(call).items()
-    }
+    return {dim: Shift(by, shape[dim], "circular") for dim, by in _rolled(call).items()}
 
 
-def _roll_on_box(call: Call, boxed: Boxed) -> Local:
+def _roll_on_box(call: Call, boxed: Boxed) -> OnRank:
     """In sharded dims the box is the result; other dims are rolled in place."""
     fetched = {at.dim for at in boxed.dims if at.box}
-    rest = {dim: by for dim, by in _shifts(call).items() if dim not in fetched}
+    rest = {dim: by for dim, by in _rolled(call).items() if dim not in fetched}
 
     def roll(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return x.roll(list(rest.values()), list(rest)) if rest else x.clone()
@@ -170,17 +195,18 @@ def _pad_rule(call: Call, wants_grad: Any) -> str:
     return f"{' '.join(given)} -> {' '.join(dims)}"
 
 
-def _pad_shifts(call: Call) -> Mapping[str, Shift]:
+def _pad_shifts(call: Call) -> dict[int, Shift]:
     shape = call.tensors[0].shape
-    dims = names(len(shape))
     return {
-        dims[dim]: Shift(before, shape[dim], call.args[2], before)
+        dim: Shift(before, shape[dim], call.args[2], before)
         for dim, (before, _) in _widths(call).items()
     }
 
 
-def _pad_on_box(call: Call, boxed: Boxed) -> Local:
+def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of sharded dims each place is picked from the box, which a circular pad leaves as it is."""
+    if boxed.is_idle:
+        return idle(call, boxed)
     fetched = {at.dim: at for at in boxed.dims if at.box}
     rest = list(call.args[1])
     picks: list[tuple[int, Tensor]] = []
@@ -193,8 +219,6 @@ def _pad_on_box(call: Call, boxed: Boxed) -> Local:
             picks.append((dim, torch.tensor(places, dtype=torch.int64)))
 
     def pad(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if boxed.is_idle:
-            return nothing_of(x, boxed.shapes[0])
         for dim, places in picks:
             x = x.index_select(dim, places.to(x.device))
         return torch.ops.aten.pad(x, rest, call.args[2]) if any(rest) else x.clone()
@@ -235,14 +259,14 @@ def _unfold(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
     return Decision((x,), (made,))
 
 
-def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
+def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
+    if boxed.is_idle:
+        return idle(call, boxed)
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
 
     def unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if boxed.is_idle:
-            return nothing_of(x, boxed.shapes[0])
         windows = x.unfold(dim, size, step).movedim(-1, dim + 1)
         return windows.clone(memory_format=torch.contiguous_format).movedim(dim + 1, -1)
 
@@ -250,9 +274,11 @@ def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
 
 
 PAGE = page(
-    op("roll", rule(_roll_rule, linear=[0], moves=True, tables=_roll_shifts, on_box=_roll_on_box,
-                    serves=lambda call: bool(call.get("dims"))), compose=_flat_roll),
-    op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_pad_shifts, on_box=_pad_on_box,
+    op("flip fliplr flipud", _windowed(_mirrors)),
+    op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims"))),
+       compose=_flat_roll),
+    op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
+                   on_box=_pad_on_box,
                    serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
     op("unfold unfold_copy", rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box),

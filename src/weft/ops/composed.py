@@ -1,4 +1,4 @@
-"""Compositions: differences and products.
+"""Compositions: differences, products, reads and writes of memory as it lies.
 
 Each is torch code that defines the op, so the rules of slices, views and products apply.
 """
@@ -15,7 +15,6 @@ from torch import Tensor
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.ops.algorithm import Composite
-from weft.ops.precision import HALF
 from weft.rules import Call, op, page
 
 __all__ = ["PAGE"]
@@ -45,26 +44,6 @@ def _diff(
     return x
 
 
-def _kron(x: Tensor, y: Tensor) -> Tensor:
-    """An outer product whose dims are joined in pairs: shards of the first operand stay, those of
-    the second are exchanged."""
-    ndim = max(x.dim(), y.dim())
-    x = x.reshape([1] * (ndim - x.dim()) + list(x.shape))
-    y = y.reshape([1] * (ndim - y.dim()) + list(y.shape))
-    shape = [a * b for a, b in zip(x.shape, y.shape)]
-    both = [length for pair in zip(x.shape, [1] * ndim) for length in pair]
-    own = [length for pair in zip([1] * ndim, y.shape) for length in pair]
-    return (x.reshape(both) * y.reshape(own)).reshape(shape)
-
-
-def _powers(x: Tensor, *, N: int | None = None) -> Any:
-    """Products along a new dim: every element has its own line of powers."""
-    num = x.shape[-1] if N is None and x.dim() else N
-    if num is None or num < 2 or x.dtype in (*HALF, torch.bool):
-        return NotImplemented
-    return _increasing(x if x.dim() else x.unsqueeze(0), num)
-
-
 def _increasing(x: Tensor, num: int) -> Tensor:
     lines = x.unsqueeze(-1).expand(*x.shape, max(num - 1, 0)).cumprod(-1)
     return torch.cat([lines.new_ones(*x.shape, min(num, 1)), lines], -1)
@@ -77,14 +56,6 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:
         return NotImplemented
     powers = _increasing(x if num > 1 else x.detach(), num)
     return powers if increasing else powers.flip(1)
-
-
-def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """A contraction of the last dims: a sharded last dim leaves partial sums; other dims stay."""
-    if not x.dim() or not y.dim():
-        return x * y
-    contract: Any = torch.tensordot
-    return contract(x, y, ([-1], [-1]))
 
 
 def _vdot(x: Tensor, y: Tensor) -> Tensor:
@@ -234,10 +205,7 @@ PAGE = page(
     op("affine_grid_generator", compose=_affine_grid),
     op("trace", compose=_trace),
     op("diff", compose=_diff),
-    op("kron", compose=_kron),
-    op("linalg_vander", compose=_powers),
     op("vander", compose=_vander),
-    op("inner", compose=_inner),
     op("vdot", compose=_vdot),
     op("dist", compose=_dist),
     op("addbmm", compose=_addbmm),

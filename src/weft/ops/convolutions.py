@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.rules import Boxed, Call, Window, op, page, rule
+from weft.ops.idle import nothing_of
+from weft.rules import Boxed, Call, OnRank, Window, op, page, rule
 
-__all__ = ["PAGE", "each_of", "fitted", "nothing_of"]
+__all__ = ["PAGE", "each_of", "num_positions"]
 
 
 def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
@@ -27,17 +28,17 @@ def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
     return (value,) * num
 
 
+def num_positions(call: Call) -> int:
+    """How many dims of positions the op has by its name."""
+    return int(call.op.split(".")[1][-2])
+
+
 def fitted(x: Tensor, shape: Sequence[int]) -> Tensor:
     """The tensor, cropped and padded with zeros to a shape; differentiable."""
     for dim, length in enumerate(shape):
         x = x.narrow(dim, 0, min(length, x.shape[dim]))
     missing = [length - have for length, have in zip(shape, x.shape)]
     return F.pad(x, [width for more in reversed(missing) for width in (0, more)])
-
-
-def nothing_of(out: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of this shape, which has no elements, with the graph of `out`."""
-    return out.new_zeros(shape) + out.reshape(-1).narrow(0, 0, 0).sum().to(out.dtype)
 
 
 def _pads(call: Call) -> list[tuple[int, int]]:
@@ -101,9 +102,7 @@ _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
 }
 
 
-def _on_box(
-    call: Call, boxed: Boxed
-) -> tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The convolution without padding along dims of which boxes were fetched."""
     x, weight, bias = *boxed.args[:2], boxed.arg(call, "bias")
     num = len(weight.shape) - 2

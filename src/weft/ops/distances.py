@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
-from weft.ops.summaries import wide
+from weft.ops.precision import wide
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Shards
 

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.reductions import composed, without
-from weft.ops.summaries import empty_summary, reduced
+from weft.ops.idle import empty_summary
+from weft.ops.places import apart, counted
+from weft.ops.reductions import without
 from weft.rules import Call, op, page, rule
+from weft.rules.factors import dim_list
 from weft.transport import Shards
 
 __all__ = ["PAGE", "extreme_text", "extremum", "identity"]
@@ -78,16 +80,10 @@ class _Shared(torch.autograd.Function):
 
 def _extreme(largest: bool) -> Callable[..., Tensor]:
     def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        return extremum(shards, x, reduced(shards.layout, dim), keepdim, largest)
+        return extremum(shards, x, dim_list(dim, shards.layout.ndim), keepdim, largest)
 
     kernel.__doc__ = "Each shard's extremum; with a gradient, the elements that attain it share it."
     return kernel
-
-
-def _aminmax(x: Tensor, *, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """amin and amax, whose partial values are of different kinds."""
-    dims = () if dim is None else dim
-    return x.amin(dims, keepdim), x.amax(dims, keepdim)
 
 
 def _with_place(largest: bool) -> Callable[..., Any]:
@@ -96,7 +92,7 @@ def _with_place(largest: bool) -> Callable[..., Any]:
     def kernel(
         shards: Shards, x: Tensor, dim: int, keepdim: bool = False
     ) -> tuple[Tensor, Tensor]:
-        dims = reduced(shards.layout, dim)
+        dims = dim_list(dim, shards.layout.ndim)
         if x.shape[dim]:
             value, place = find(x, dim, keepdim=True)
             place = place + shards.starts[dim]
@@ -114,7 +110,7 @@ def _place(largest: bool) -> Callable[..., Tensor]:
     find = torch.argmax if largest else torch.argmin
 
     def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        dims = reduced(shards.layout, dim)
+        dims = dim_list(dim, shards.layout.ndim)
         if 0 in x.shape:
             value = empty_summary(x, dims, x.dtype)
             place = torch.zeros_like(value, dtype=torch.long)
@@ -125,20 +121,13 @@ def _place(largest: bool) -> Callable[..., Tensor]:
         else:
             flat = find(x)
             value = x.flatten()[flat].view([1] * x.dim())
-            place = _global_place(flat, x.shape, shards).view([1] * x.dim())
+            places = zip(apart(flat, x.shape), shards.starts)
+            place = counted([at + start for at, start in places], shards.layout.shape)
+            place = place.view([1] * x.dim())
         return without(_winner(shards, value, place, largest)[1], dims, keepdim)
 
     kernel.__doc__ = "Each shard's extremum with its place; the first of the best ones wins."
     return kernel
-
-
-def _global_place(flat: Tensor, shape: Sequence[int], shards: Shards) -> Tensor:
-    """A position in the flattened shard, as a position in the flattened tensor."""
-    place, stride = torch.zeros_like(flat), 1
-    for dim in reversed(range(len(shape))):
-        place = place + (flat % shape[dim] + shards.starts[dim]) * stride
-        flat, stride = flat // shape[dim], stride * shards.layout.shape[dim]
-    return place
 
 
 def _winner(
@@ -175,7 +164,6 @@ PAGE = page(
     op("amin", _MIN, kernel=_extreme(False)),
     op("max.default", _MAX, kernel=_extreme(True), result=_of_some("max")),
     op("min.default", _MIN, kernel=_extreme(False), result=_of_some("min")),
-    op("aminmax", rule("... s! -> ..., ...", along="dim"), layouts=composed(_aminmax)),
     op("max.dim", _PLACES, kernel=_with_place(True)),
     op("min.dim", _PLACES, kernel=_with_place(False)),
     op("max.other min.other", rule("..., ... -> ...")),

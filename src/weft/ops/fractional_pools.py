@@ -16,27 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.convolutions import each_of, nothing_of
+from weft.ops.convolutions import each_of, num_positions
+from weft.ops.idle import idle
+from weft.ops.places import taken
 from weft.ops.precision import widened
-from weft.ops.taken import taken
-from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
 
-def _num(call: Call) -> int:
-    """How many dims of positions there are."""
-    return int(call.op.split(".")[1][-2])
-
-
 def _kernel(call: Call) -> tuple[int, ...]:
-    return each_of(call.get("kernel_size"), _num(call), 1)
+    return each_of(call.get("kernel_size"), num_positions(call), 1)
 
 
 def _text(call: Call, wants_grad: Sequence[bool]) -> str:
     """Positions by a table of what each may read: of images, "b c>0 @y0 @y1, b c 2 -> b c y0 y1, b
     c y0 y1"."""
-    num = _num(call)
+    num = num_positions(call)
     batch, one = ("", "1 ") if len(call.tensors[0].shape) == num + 1 else ("b ", "b ")
     windows = " ".join([f"@y{at}" for at in range(num)])
     made = f"{batch}c {' '.join([f'y{at}' for at in range(num)])}"
@@ -44,7 +40,7 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 def _tables(call: Call) -> Mapping[str, Table]:
-    num, (x, _) = _num(call), call.tensors
+    num, (x, _) = num_positions(call), call.tensors
     # A start is rounded in this dtype: by that much of all places it may lie elsewhere.
     eps = 4 * torch.finfo(getattr(torch, x.dtype)).eps
     lengths = zip(x.shape[-num:], call.results[0].shape[-num:], _kernel(call))
@@ -59,11 +55,11 @@ def _table(before: int, after: int, kernel: int, off: float) -> Table:
     return Table((*starts, last), (*stops, before), before)
 
 
-def _on_box(call: Call, boxed: Boxed) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The greatest element of each window, by torch's numbers."""
     if boxed.is_idle:
-        return _idle(boxed.shapes), (boxed.args[0], boxed.args[3]), {}
-    kernel, after = _kernel(call), call.results[0].shape[-_num(call) :]
+        return idle(call, boxed)
+    kernel, after = _kernel(call), call.results[0].shape[-num_positions(call) :]
     origins = [dim.box[0] if dim.box else 0 for dim in boxed.dims]
     lengths = [dim.length for dim in boxed.dims]
 
@@ -78,14 +74,6 @@ def _on_box(call: Call, boxed: Boxed) -> tuple[Callable[..., Any], tuple[Any, ..
         return taken(x, local).view(taps.shape), places
 
     return pool, (boxed.args[0], boxed.args[3]), {}
-
-
-def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    def idle(x: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
-        places = torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
-        return nothing_of(x, shapes[0]), places
-
-    return idle
 
 
 def _starts(

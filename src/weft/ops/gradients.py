@@ -74,6 +74,14 @@ def _of_size(forward: Any) -> Callable[..., Tensor]:
     return backward
 
 
+def _max_pool(
+    grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool,
+    indices: Tensor,
+) -> Tensor:
+    """By the op itself, which finds the places again."""
+    return _of_input(torch.max_pool2d)(grad, x, kernel, stride, padding, dilation, ceil)
+
+
 def _cdist(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
     """Of the first operand; torch asks for the other one by the same op."""
     return _pulled(lambda x: torch.cdist(x, y, p), (x,), grad)[0]  # type: ignore[return-value]
@@ -156,6 +164,7 @@ PAGE = page(
     *[op(name, compose=pad, each_call=True) for name, pad in _PADS.items()],
     *[op(f"{name}_backward", compose=_of_input(pad), each_call=True)
       for name, pad in _PADS.items()],
+    op("max_pool2d_with_indices_backward", compose=_max_pool, each_call=True),
     op("slice_backward", compose=_slice),
     op("select_backward", compose=_select),
     op("diagonal_backward", compose=_diagonal),

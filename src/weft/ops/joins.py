@@ -45,16 +45,6 @@ def _vstack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.atleast_2d(one) for one in tensors], 0)
 
 
-def _dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 2: any dim may be sharded, the joined one too."""
-    return torch.cat([torch.atleast_3d(one) for one in tensors], 2)
-
-
-def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 1, 1-D tensors as columns: any dim may be sharded, the joined one too."""
-    return torch.cat([one if one.dim() > 1 else one.reshape(-1, 1) for one in tensors], 1)
-
-
 def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
     """Blocks padded to the whole width, then a `cat` of rows: any dim may be sharded."""
     blocks = [torch.atleast_2d(one) for one in tensors]
@@ -69,39 +59,10 @@ def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(rows, 0)
 
 
-def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
-    """Each 1-D tensor as a dim of an expanded result, sharded alike; nothing is sent."""
-    order = list(range(len(tensors)))
-    if indexing == "xy" and len(order) > 1:
-        order[:2] = [1, 0]
-    lengths = [tensors[at].numel() for at in order]
-    return [
-        one.reshape([-1 if at == place else 1 for at in order]).expand(lengths)
-        for place, one in enumerate(tensors)
-    ]
-
-
-def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
-    """Expanded 1-D tensors, each flattened, side by side: any may be sharded; the result is sharded
-    as the first."""
-    if len(tensors) == 1:
-        return tensors[0].view(-1)
-    lengths = [one.shape[0] for one in tensors]
-    spread = [
-        one.reshape([-1 if dim == at else 1 for dim in range(len(tensors))]).expand(lengths)
-        for at, one in enumerate(tensors)
-    ]
-    return torch.stack([one.reshape(-1) for one in spread], 1)
-
-
 PAGE = page(
     op("cat concat concatenate", rule(_cat)),
     op("stack", rule("{...} -> ... n", along="dim", linear=[0], moves=True)),
     op("hstack", compose=_hstack),
     op("vstack row_stack", compose=_vstack),
-    op("dstack", compose=_dstack),
-    op("column_stack", compose=_column_stack),
     op("block_diag", compose=_block_diag),
-    op("meshgrid", compose=_meshgrid),
-    op("cartesian_prod", compose=_cartesian_prod),
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.rules import Call, Rule, bind, op, page, parse, rule
+from weft.rules import Call, op, page, rule
 
 __all__ = ["PAGE"]
 
@@ -50,20 +49,10 @@ def _solve_ex_lu(call: Call, wants_grad: Any) -> str | None:
     return None if found is None else f"{found.replace('n>0', 'n!')}, ... i i, ... i!, ..."
 
 
-def _cross(call: Call, wants_grad: Any) -> Rule | None:
-    """`cross(x, y, dim)`. Without `dim` it is the first dim of global length 3, which a shard may
-    not show."""
-    shapes = [tensor.shape for tensor in call.tensors]
-    dim: Any = call.get("dim")
-    if dim is None:
-        dim = next((at for at, length in enumerate(shapes[0]) if length == 3), None)
-    if dim is None or len({len(shape) for shape in shapes}) > 1:
-        return None
-    found = bind(parse(_CROSS), shapes, [call.results[0].shape], (dim,))
-    return replace(found, args=(*call.tensors, dim))
-
-
-_CROSS = "... s!, ... s! -> ... s"
+def _cross(x: Tensor, y: Tensor, dim: int | None = None) -> Tensor:
+    """As `linalg_cross`; without `dim` along the first dim of length 3."""
+    along = [at for at, length in enumerate(x.shape) if length == 3] if dim is None else [dim]
+    return torch.linalg.cross(x, y, dim=along[0]) if along else NotImplemented
 
 
 def _tensorinv(x: Tensor, ind: int = 2) -> Tensor:
@@ -78,18 +67,6 @@ def _factors(x: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     factors = x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
     return factors, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
-
-
-def _power(x: Tensor, n: int) -> Tensor:
-    """Products of squares, in torch's order; a sharded dim of the matrix stays sharded."""
-    if n in (1, 3):
-        return x.clone() if n == 1 else x @ x @ x
-    out, square = None, x
-    while n > 1:
-        if n % 2:
-            out = square if out is None else out @ square
-        square, n = square @ square, n // 2
-    return square if out is None else out @ square
 
 
 def _check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
@@ -112,7 +89,7 @@ PAGE = page(
     op("inverse linalg_inv cholesky linalg_cholesky cholesky_inverse matrix_exp linalg_matrix_exp",
        rule("...>0 i i -> ... i i")),
     op("matrix_power linalg_matrix_power",
-       rule("...>0 i i -> ... i i", serves=lambda call: call.args[1] < 1), compose=_power),
+       rule("...>0 i i -> ... i i", serves=lambda call: call.args[1] < 1)),
     op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
     op("pinverse", rule("...>0 m! n! -> ... n! m!")),
     op("linalg_tensorinv", compose=_tensorinv),
@@ -145,6 +122,6 @@ PAGE = page(
                  "...>0 i i, ... i!, ... n>0 i! -> ... n i!"), linear=[2])),
     op("ormqr", rule(_by_side("...>0 i! k!, ... t!, ... m! n>0 -> ... m! n",
                               "...>0 i! k!, ... t!, ... m>0 n! -> ... m n!"), linear=[2])),
-    op("linalg_cross", rule(_CROSS, along="dim")),
-    op("cross", rule(_cross)),
+    op("linalg_cross", rule("... s!, ... s! -> ... s", along="dim")),
+    op("cross", compose=_cross),
 )

@@ -11,18 +11,17 @@ two, and for real lines, whose elements are half as large, on up to five.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh
-from weft.core import Layout, balanced_cuts, default_cuts
+from weft.core import Layout, balanced_cuts
 
-__all__ = ["Step", "divided", "is_less", "long_line"]
+__all__ = ["Step", "is_less", "long_line"]
 
 _fft: Any = torch.ops.aten._fft_c2c
 
@@ -38,19 +37,6 @@ class Step:
     local: Callable[..., Tensor] | None
     after: Layout
     on_mesh: bool = False
-
-
-def divided(layout: Layout, dim: int, axes: Sequence[int]) -> Layout:
-    """With `dim` sharded by these axes as well, each of its shards by the default cuts."""
-    dims, cuts = list(layout.dims), list(layout.cuts)
-    dims[dim] = (*dims[dim], *axes)
-    mine = cuts[dim]
-    if mine is not None:
-        sizes, fine = [layout.mesh.axis_sizes[axis] for axis in axes], [0]
-        for start, stop in pairwise(mine):
-            fine += [start + cut for cut in default_cuts(stop - start, sizes)[1:]]
-        cuts[dim] = tuple(fine)
-    return Layout.make(layout.mesh, layout.shape, dims, cuts, layout.partial)
 
 
 def is_less(layout: Layout, dim: int, kind: str, length: int) -> bool:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.ops.indexing.row_exchange import first_told
+from weft.ops.precision import HALF, wide
 from weft.ops.softmax import log_softmax
-from weft.ops.summaries import HALF, wide
 from weft.rules import Call, Entry, op, page, rule
 from weft.transport import Shards
 

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.algorithm import Composite
-from weft.rules import Call, op, page
+from weft.rules import op, page
 
 __all__ = ["PAGE"]
 
@@ -81,16 +80,10 @@ def _multi_margin(
     return _reduced(each if x.dim() > 1 or reduction != _NONE else each.squeeze(0), reduction)
 
 
-def _composed(call: Call, layouts: Any, wants_grad: Any) -> Composite:
-    """Always this composition: torch's op has no gradient on meta tensors, which ranks outside a
-    mesh use."""
-    return Composite(_multi_margin)
-
-
 PAGE = page(
     op("hinge_embedding_loss", compose=_hinge_embedding),
     op("margin_ranking_loss", compose=_margin_ranking),
     op("cosine_embedding_loss", compose=_cosine_embedding),
     op("triplet_margin_loss", compose=_triplet_margin),
-    op("multi_margin_loss", layouts=_composed),
+    op("multi_margin_loss", compose=_multi_margin, floats_flow=False, has_meta_gradient=False),
 )

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Kernel
 from weft.ops.extrema import extreme_text, extremum
+from weft.ops.idle import empty_summary, unless_idle
+from weft.ops.precision import HALF, wide
 from weft.ops.reductions import composed, in_half, of_all, without
-from weft.ops.summaries import HALF, empty_summary, reduced, reduced_layout, wide
-from weft.rules import Call, Decision, Entry, op, page, rule
+from weft.rules import Call, Entry, op, page, rule
+from weft.rules.factors import dim_list
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -35,7 +35,7 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., Any]:
             dim, unbiased = None, dim
         if correction is None:
             correction = int(unbiased)
-        dims = reduced(shards.layout, dim)
+        dims = dim_list(dim, shards.layout.ndim)
         mean, squares, count = _moments(shards, x.to(wide(x.dtype)), dims)
         spread = squares / max(count - correction, 0)
         spread = _root(spread) if root else spread
@@ -84,7 +84,7 @@ def _norm(
     dtype: Any = None,
 ) -> Tensor:
     """The norm of the shards' norms; for infinite order the extremum of the magnitudes."""
-    dims, order = reduced(shards.layout, dim), 2.0 if order is None else float(order)
+    dims, order = dim_list(dim, shards.layout.ndim), 2.0 if order is None else float(order)
     x = x if dtype is None else x.to(dtype)
     if math.isinf(order):
         return extremum(shards, x.abs(), dims, keepdim, order > 0)
@@ -185,28 +185,9 @@ def _others(dim: int, ndim: int) -> tuple[int, ...]:
 
 def _spread(name: str, root: bool, with_mean: bool) -> Entry:
     """One of the four. torch warns of too few degrees of freedom where a shard is empty."""
+    text = "... s~ -> ..., ..." if with_mean else "... s~ -> ..."
     kernel = _variance(root, with_mean)
-
-    def of_empty(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Kernel | None:
-        """Where some shards are empty, the kernel, which does not warn."""
-        layout = layouts[0].without_partial()
-        dims = reduced(layout, call.get("dim"))
-        others = [dim for dim in range(layout.ndim) if dim not in dims]
-        if not any(0 in layout.sizes_of(dim) for dim in others) or not all(
-            layout.shape[dim] for dim in dims
-        ):
-            return None
-        results = tuple([
-            reduced_layout(one.shape, layout, dims, len(one.shape) == layout.ndim)
-            for one in call.results
-        ])
-        finish = tuple([(0, dim) for dim in dims])
-        return Kernel.of(Decision((layout,), results, finish=finish), kernel)
-
-    text = "...>0 s~ -> ..., ..." if with_mean else "...>0 s~ -> ..."
-    return op(name, rule(text, along="dim"), kernel=kernel, layouts=of_empty)
+    return op(name, rule(text, along="dim", on_box=unless_idle), kernel=kernel)
 
 
 PAGE = page(

@@ -19,8 +19,7 @@ from torch._prims_common import suggest_memory_format
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
-from weft.ops.precision import widened
-from weft.ops.summaries import wide
+from weft.ops.precision import wide, widened
 from weft.rules import Call, Last, op, page, rule
 from weft.transport import Shards
 

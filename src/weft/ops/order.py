@@ -23,6 +23,7 @@ from weft.ops.sorting.sort import Sorting, as_rows, narrowed
 from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
 from weft.ops.sorting.unsigned import from_order, to_order
 from weft.rules import Call, Decision, Entry, Rule, RuleText, op, page, rule
+from weft.rules.factors import dim_list
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -109,16 +110,6 @@ def _sort(
         one.view(*others, x.shape[dim]).movedim(-1, dim) for one in (values, places.long())
     )
     return from_order(values, x.dtype), places
-
-
-def _argsort(shards: Shards, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The positions of a sort."""
-    return _sort(shards, x, *args, **kwargs)[1]
-
-
-def _msort(shards: Shards, x: Tensor) -> Tensor:
-    """The values of a sort."""
-    return _sort(shards, x)[0]
 
 
 def _topk(
@@ -215,11 +206,6 @@ class _Rows:
         return out
 
 
-def _dims(x: Tensor, dim: int | None) -> tuple[int, ...]:
-    """The dims that an argument names; None means all."""
-    return tuple(range(x.dim())) if dim is None else (dim % x.dim(),)
-
-
 def _kthvalue(
     shards: Shards, x: Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -231,7 +217,7 @@ def _kthvalue(
 
 def _median(ignores_nans: bool) -> Callable[..., Any]:
     def kernel(shards: Shards, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-        dims = _dims(x, dim)
+        dims = dim_list(dim, x.dim())
         rows = _Rows(shards, x.detach() if dim is None else x, dims)
         nans, count = rows.num_nans(), sum(rows.row.sizes)
         ranks = (count - nans - 1).clamp(min=0) // 2
@@ -290,7 +276,7 @@ def _quantile(ignores_nans: bool) -> Callable[..., Any]:
         shards: Shards, x: Tensor, q: Tensor | float, dim: int | None = None,
         keepdim: bool = False, *, interpolation: str = "linear",
     ) -> Tensor:
-        dims = _dims(x, dim)
+        dims = dim_list(dim, x.dim())
         levels = torch.as_tensor(q, dtype=x.dtype, device=x.device)
         rows = _Rows(shards, x, dims)
         # The levels are at the position of the first of the dims: move them to the front.
@@ -325,8 +311,6 @@ _QUANTILE = rule(_levels, along="dim")
 
 PAGE = page(
     _entry("sort", rule("... s~ -> ... s, ... s", along="dim", default=-1), _is_alone, _sort),
-    _entry("argsort", rule("... s~ -> ... s", along="dim", default=-1), _is_alone, _argsort),
-    _entry("msort", rule("s~ ... -> s ...", "->"), _is_alone, _msort),
     op("topk", rule("... s~ -> ... t, ... t", along="dim", default=-1), kernel=_topk,
        layouts=_of_largest),
     _entry("kthvalue", rule("... s~ -> ..., ...", along="dim", default=-1), _are_few, _kthvalue),

@@ -15,10 +15,25 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
-from weft.ops.convolutions import each_of, fitted, nothing_of
-from weft.rules import Boxed, BoxedDim, Call, Rule, RuleText, Window, bind, op, page, parse, rule
+from weft.ops.convolutions import each_of
+from weft.ops.idle import idle
+from weft.ops.places import apart, counted
+from weft.rules import (
+    Boxed,
+    BoxedDim,
+    Call,
+    OnBox,
+    OnRank,
+    Rule,
+    RuleText,
+    bind,
+    op,
+    page,
+    parse,
+    rule,
+)
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "with_places"]
 
 _LEADS = ("b c>0", "c>0")
 """Kernels take a batch of nothing, and no other dim of length 0."""
@@ -62,12 +77,13 @@ def _pool(num: int) -> Callable[[Call, Sequence[bool]], str]:
     return text
 
 
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 
-def _on_box(num: int) -> Callable[[Call, Boxed], Local]:
-    def on_box(call: Call, boxed: Boxed) -> Local:
+def _on_box(num: int) -> OnBox:
+    def on_box(call: Call, boxed: Boxed) -> OnRank:
         """The pool without padding along dims of which boxes were fetched."""
+        if boxed.is_idle:
+            return idle(call, boxed)
         windows, namespace = _windows(call, num), torch.ops.aten
         function = getattr(namespace, call.op.split(".")[1])
         kernel, stride, padding, dilation = map(list, zip(*windows))
@@ -76,13 +92,9 @@ def _on_box(num: int) -> Callable[[Call, Boxed], Local]:
             "kernel_size": kernel, "stride": stride, "dilation": dilation,
             "padding": [0 if at in fetched else pad for at, pad in enumerate(padding)],
         }
-        if boxed.is_idle:
-            extents = [far * (taps - 1) + 1 for taps, _, _, far in windows]
-            given |= {"padding": [0] * num, "ceil_mode": False}
-            function = _idle(function, extents, boxed.shapes)
-        elif len(call.results) == 2:
+        if len(call.results) == 2:
             lengths = call.tensors[0].shape[-num:]
-            function = _with_places(function, lengths, {
+            function = with_places(function, lengths, {
                 at: dim.box[0] for at, dim in fetched.items() if dim.box is not None})
         elif "avg" in call.op and call.get("divisor_override") is None:
             function = _counted(function, num, {
@@ -95,34 +107,16 @@ def _on_box(num: int) -> Callable[[Call, Boxed], Local]:
     return on_box
 
 
-def _idle(
-    function: Callable[..., Any], extents: Sequence[int], shapes: Sequence[Sequence[int]]
-) -> Callable[..., Any]:
-    """A pool of nothing: one window of zeros, so that its graph is that of other ranks."""
-    def idle(x: Tensor, *args: Any) -> Any:
-        out = function(fitted(x, (*[1] * (x.dim() - len(extents)), *extents)), *args)
-        if isinstance(out, Tensor):
-            return nothing_of(out, shapes[0])
-        return tuple([nothing_of(one, shape) for one, shape in zip(out, shapes)])
-
-    return idle
-
-
-def _with_places(
+def with_places(
     function: Callable[..., Any], lengths: Sequence[int], starts: Mapping[int, int]
 ) -> Callable[..., Any]:
     """The pool with places in the whole dims, of which boxes begin at `starts`."""
     def pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        values, rest = function(x, *args)
-        places: list[Tensor] = []
-        for length in reversed(x.shape[-len(lengths):]):
-            places.insert(0, rest % length)
-            rest = rest // length
-        for at, (place, length) in enumerate(zip(places, lengths)):
-            if at in starts:  # of nothing but -inf, the first is that of the tensor itself
-                place = (place + starts[at]).clamp(0, length - 1)
-            rest = rest * length + place
-        return values, rest
+        values, local = function(x, *args)
+        places = apart(local, x.shape[-len(lengths):])
+        for at, start in starts.items():  # of nothing but -inf, the first is the tensor's own
+            places[at] = (places[at] + start).clamp(0, lengths[at] - 1)
+        return values, counted(places, lengths)
 
     return pool
 
@@ -222,8 +216,10 @@ def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) 
     )
 
 
-def _on_columns(call: Call, boxed: Boxed) -> Local:
+def _on_columns(call: Call, boxed: Boxed) -> OnRank:
     """The op without padding along dims of which there are boxes."""
+    if boxed.is_idle:
+        return idle(call, boxed)
     function = getattr(torch.ops.aten, call.op.split(".")[1])
     padding = list(each_of(call.get("padding"), 2, 0))
     image: list[int] = list(call.get("output_size") or ())
@@ -232,26 +228,9 @@ def _on_columns(call: Call, boxed: Boxed) -> Local:
             padding[at] = 0
             if image:
                 image[at] = dim.box[1] - dim.box[0]
-    if boxed.is_idle:
-        padding, extents = [0, 0], [
-            dim.window.extent for dim in boxed.dims if isinstance(dim.window, Window)]
-        taps = math.prod(each_of(call.get("kernel_size"), 2, 1))
-        least = (taps, 1) if image else (1, *extents)
-        function, image = _idle_columns(function, least, boxed.shapes[0]), extents
     given = {"padding": padding, "output_size": image}
     args = [given.get(name, arg) for name, arg in zip(call.names, boxed.args)]
     return function, tuple(args), boxed.kwargs
-
-
-def _idle_columns(
-    function: Callable[..., Tensor], least: Sequence[int], shape: Sequence[int]
-) -> Callable[..., Tensor]:
-    """One block of zeros, so that the graph is that of other ranks."""
-    def idle(x: Tensor, *args: Any) -> Tensor:
-        x = fitted(x, (*[1] * (x.dim() - len(least)), *least))
-        return nothing_of(function(x, *args), shape)
-
-    return idle
 
 
 PAGE = page(

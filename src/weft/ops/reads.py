@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Local, replicated
+from weft.ops.idle import unless_idle
 from weft.ops.indexing.index_layouts import index_layout, unused
 from weft.ops.indexing.row_exchange import Units, from_front, outside
 from weft.ops.indexing.rows import (
@@ -189,12 +187,6 @@ def _read_one(
     return Local(Decision(operands, (result,)), bind)
 
 
-def _gather_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Other dims pass where both operands have the same length; the index may be sharded along the
-    named dim."""
-    return matching(call, 1)
-
-
 def _gather(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
@@ -329,30 +321,6 @@ def _no_row(weight: Tensor, indices: Tensor) -> Tensor:
     return weight[:0].sum(0, dtype=weight.dtype).expand(*indices.shape, -1)
 
 
-def _embedding_of_few(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Local | None:
-    """Where ranks without indices have a whole table, whose gradient may be differentiated."""
-    bound = _EMBEDDING.bind(call, wants_grad)
-    if bound is None or not wants_grad[0]:
-        return None
-    decision = propagate.decide(bound, call, layouts, wants_grad)
-    lies = decision.operands[1]
-    if decision.finish or not any(
-        start == stop for dim in range(lies.ndim) for start, stop in pairwise(lies.cuts_of(dim))
-    ):
-        return None
-    more, named = call.args[2:], dict(call.kwargs)
-
-    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
-        assert mesh.here is not None
-        if 0 in lies.local_shape_at(mesh.here):
-            return _no_row
-        return lambda weight, indices: torch.embedding(weight, indices, *more, **named)
-
-    return Local(replace(decision, by_form=False), bind)
-
-
 def _embedding_renorm(weight: Tensor, indices: Tensor, most: float, norm_type: float) -> Tensor:
     """A flag per row says whether it is named, a factor per row how far it shrinks."""
     named = weight.new_zeros(weight.shape[0], dtype=torch.bool)
@@ -409,18 +377,17 @@ def _by_masks(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return x[tuple([slice(None) if one is None else one for one in indices])]
 
 
-_EMBEDDING = rule(_embedding_rule, linear=[0], moves=True)
-
 PAGE = page(
     op("index", rule(_index_rule, linear=[0], moves=True), layouts=unsigned.by_bits(_index),
        compose=_by_masks),
     op("index_select", rule("... s!, i -> ... i", along="dim", linear=[0], moves=True),
        layouts=_index_select),
-    op("gather", rule(_gather_rule, linear=[0], moves=True), layouts=_gather,
+    op("gather", rule(matching(1), linear=[0], moves=True), layouts=_gather,
        compose=_gather_lines),
     op("take", rule(_take_rule), compose=_take),
     op("take_along_dim", compose=_take_along_dim),
-    op("embedding", _EMBEDDING, kernel=_embedding, layouts=_embedding_of_few),
+    op("embedding", rule(_embedding_rule, linear=[0], moves=True, on_box=unless_idle),
+       kernel=_embedding),
     op("embedding_renorm", compose=_embedding_renorm),
     op("repeat_interleave.Tensor", layouts=_repeats, compose=_places_of),
     op("repeat_interleave.self_Tensor", compose=_repeat_interleave),

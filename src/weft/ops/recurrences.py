@@ -15,22 +15,18 @@ derivatives, with one exchange each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
-from weft.ops.summaries import wide
+from weft.ops.precision import wide
 from weft.rules import OwnRule, TensorArg
 from weft.transport import Shards, traffic
 
 __all__ = ["RULE", "recurrence"]
-
-Gather = Callable[[Tensor], Tensor]
-"""One summary per shard, stacked, of each shard's own."""
-
 
 def recurrence(
     a: Tensor, b: Tensor, dim: int, initial: Tensor | None, reverse: bool
@@ -39,16 +35,10 @@ def recurrence(
     return _recurrence(None, a, b, dim, initial, reverse)
 
 
-def _of_shards(
-    shards: Shards, a: Tensor, b: Tensor, dim: int, initial: Tensor | None, reverse: bool
-) -> Tensor:
-    """Each shard's states, from the effect of the shards before it on the first state."""
-    return _recurrence(shards, a, b, dim, initial, reverse)
-
-
 def _recurrence(
     shards: Shards | None, a: Tensor, b: Tensor, dim: int, initial: Tensor | None, reverse: bool
 ) -> Tensor:
+    """Each shard's states, from the effect of the shards before it on the first state."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     dtype = dtype if initial is None else torch.promote_types(dtype, initial.dtype)
     exact = wide(dtype)
@@ -180,4 +170,4 @@ def _string(
     return f"{given}, {given}{'' if initial is None else f', {first}'} -> {made}"
 
 
-RULE = OwnRule("linear_scan", _string, kernel=_of_shards)
+RULE = OwnRule("linear_scan", _string, kernel=_recurrence)

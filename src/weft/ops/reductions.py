@@ -15,11 +15,14 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
-from weft.ops.summaries import HALF, empty_summary, is_cut, reduced, wide
+from weft.ops.idle import empty_summary
+from weft.ops.precision import HALF, wide
 from weft.rules import Call, Text, op, page, rule
+from weft.rules.factors import dim_list
 from weft.transport import Shards
 
-__all__ = ["PAGE", "composed", "exp_sums", "in_half", "log_of_sums", "of_all", "without"]
+__all__ = ["PAGE", "composed", "exp_sums", "in_half", "is_complex",
+    "log_of_sums", "of_all", "without"]
 
 
 def without(out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -31,7 +34,7 @@ def _mean(
     shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     """Each shard's sum divided by the global count, whatever the sizes of the shards."""
-    dims = reduced(shards.layout, dim)
+    dims = dim_list(dim, shards.layout.ndim)
     count = math.prod([shards.layout.shape[each] for each in dims])
     return x.sum(dims, keepdim, dtype=dtype) / count
 
@@ -56,7 +59,9 @@ def composed(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Composite | None:
         dim = call.get("dim")
-        if not serves(call) or not any(is_cut(one, reduced(one, dim)) for one in layouts):
+        if not serves(call) or not any(
+            one.dims[at] for one in layouts for at in dim_list(dim, one.ndim)
+        ):
             return None
         return Composite(function)
 
@@ -73,7 +78,7 @@ def _prod(
     shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     """The product of the products of all shards."""
-    dims, dtype = reduced(shards.layout, dim), dtype or x.dtype
+    dims, dtype = dim_list(dim, shards.layout.ndim), dtype or x.dtype
     for each in dims:
         x = x.prod(each, keepdim=True, dtype=wide(dtype))
     return without(shards.gather(x)[0].prod(0).to(dtype), dims, keepdim)
@@ -105,14 +110,14 @@ def _finite(largest: Tensor, below: bool = False) -> Tensor:
     return torch.where(infinite, 0.0, largest)
 
 
-def _logsumexp_rule(call: Call, wants_grad: Any) -> str:
+def is_complex(call: Call) -> bool:
     """Sums of complex exponentials have no maximum to scale by."""
-    return "... s! -> ..." if call.results[0].dtype.startswith("complex") else "... s~ -> ..."
+    return call.results[0].dtype.startswith("complex")
 
 
 def _logsumexp(shards: Shards, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     """Each shard's maximum, and its sum of exponentials relative to it."""
-    dims, dtype = reduced(shards.layout, dim), x.dtype
+    dims, dtype = dim_list(dim, shards.layout.ndim), x.dtype
     if not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     largest, sums = shards.gather(*exp_sums(x.to(wide(dtype)), dims))
@@ -144,7 +149,8 @@ PAGE = page(
     op("mean", rule("... s~:sum -> ...", along="dim", linear=[0]), kernel=_mean,
        layouts=composed(_mean_of_half, in_half)),
     op("prod", rule(_prod_rule, along="dim"), kernel=_prod),
-    op("logsumexp special_logsumexp", rule(_logsumexp_rule, along="dim"), kernel=_logsumexp),
+    op("logsumexp special_logsumexp", rule("... s! -> ...", along="dim", serves=is_complex),
+       rule("... s~ -> ...", along="dim"), kernel=_logsumexp),
     op("all", _EACH, rule(_truth_rule("and", "min"), along="dim")),
     op("any", _EACH, rule(_truth_rule("or", "max"), along="dim")),
     # torch.distributions checks its arguments this way.

@@ -18,10 +18,9 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout, default_cuts
 from weft.ops.algorithm import Local
-from weft.ops.indexing.index_layouts import IndexLayout, askers
-from weft.ops.indexing.row_exchange import RowExchange, Units, plan_together
-from weft.ops.indexing.rows import as_rows, to_place
+from weft.ops.indexing.rows import known_rows
 from weft.ops.nested_views import groups
+from weft.ops.places import apart
 from weft.rules import Call, Decision
 
 __all__ = ["regrouped"]
@@ -73,10 +72,8 @@ def _join(
     parted = Layout.make(x.mesh, (num,), [axes], [None], (None,) * len(x.partial))
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
-        places = torch.arange(num)
-        names = [places // math.prod(lengths[at + 1 :]) % length
-                 for at, length in enumerate(lengths)]
-        return _rows(mesh, x, tuple(named), parted, 0, names, out)
+        names = apart(torch.arange(num), lengths)
+        return known_rows(mesh, x, tuple(named), parted, 0, names, out)
 
     return Local(Decision((x,), (out,)), bind, communicates=axes)
 
@@ -114,7 +111,7 @@ def _split(
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
         places = torch.arange(within.shape[dim]).view(lengths[: last + 1])
-        return _rows(mesh, within, (dim,), parted, over[0], [places], out)
+        return known_rows(mesh, within, (dim,), parted, over[0], [places], out)
 
     return Local(Decision((x,), (out,)), bind, communicates=axes)
 
@@ -123,26 +120,3 @@ def _is_short(lengths: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether the leading dim has fewer elements than there are shards, and all have enough."""
     num = math.prod(sizes)
     return next((one for one in lengths if one > 1), 1) < num <= math.prod(lengths)
-
-
-def _rows(
-    mesh: BoundMesh, x: Layout, dims: tuple[int, ...], parted: Layout, over: int,
-    names: Sequence[Tensor], out: Layout,
-) -> Callable[[Tensor], Tensor]:
-    """From a block of x that of the result: the rows that `dims` name, at the places of `parted`,
-    each fetched from the rank that holds it."""
-    assert mesh.here is not None
-    units = Units(mesh, x, dims)
-    places = IndexLayout(Layout.replicated(x.mesh, parted.shape), parted, over)
-    holder, row = units.locate([one.to(mesh.device) for one in names])
-    routes = plan_together(
-        RowExchange(units.comm, "rows"), holder, row, askers(mesh, places, units.axes), once=True)
-    given, mine = x.local_shape_at(mesh.here), parted.local_shape_at(mesh.here)
-    made = out.local_shape_at(mesh.here)
-
-    def local(block: Tensor) -> Tensor:
-        rows, others = as_rows(block.reshape(given), dims)
-        fetched = routes.fetch(rows).view(*mine, *others)
-        return to_place(fetched, len(mine), dims[0]).reshape(made)
-
-    return local

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.convolutions import nothing_of
-from weft.ops.precision import widened
-from weft.ops.taps import OnDevices, Resized, nearest_table, taps_of, weighted
-from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+from weft.ops.idle import idle
+from weft.ops.taps import Resized, nearest_table, resampled, taps_of
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 _MODES = {
     "upsample_linear1d": "linear", "upsample_bilinear2d": "linear",
@@ -82,10 +80,10 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
             f"b c {' '.join([f'y{at}' for at in dims])}")
 
 
-def _on_box(call: Call, boxed: Boxed) -> Local:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """Weighted sums along dims of which boxes were fetched, torch's kernel along the others."""
     if boxed.is_idle:
-        return (lambda x: nothing_of(x, boxed.shapes[0])), boxed.args[:1], {}
+        return idle(call, boxed)
     fetched = [dim for dim in boxed.dims if dim.box is not None]
     if not fetched:
         return None, boxed.args, boxed.kwargs
@@ -113,18 +111,8 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
     others = any(
         at not in done and (dim.before != dim.after or scales[at - 2] is not None)
         for at, dim in enumerate(resized, 2))
-    places = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
-
-    def run(x: Tensor) -> Tensor:
-        out, mine = widened(x), iter(places.on(x.device))
-        for dim, length, taps in parts:
-            here: Any = [(next(mine), next(mine), next(mine)) for _ in taps]
-            out = weighted(out, dim, here, length)
-        if others:
-            out = kernel(out, after, _aligned(call), *scales)
-        return out.to(x.dtype)
-
-    return run
+    rest = (lambda x: kernel(x, after, _aligned(call), *scales)) if others else None
+    return resampled(parts, rest)
 
 
 # Nearest: one place is copied, the very one that torch's kernel takes.

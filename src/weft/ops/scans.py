@@ -7,19 +7,16 @@ Applications, 1990). A rank receives one slice per shard, whatever the length of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft import propagate
-from weft.core import Layout
-from weft.ops.algorithm import Local
-from weft.ops.reductions import exp_sums, log_of_sums
-from weft.ops.summaries import empty_summary, wide
-from weft.rules import Call, op, page, rule
+from weft.ops.idle import empty_summary, unless_idle
+from weft.ops.precision import wide
+from weft.ops.reductions import exp_sums, is_complex, log_of_sums
+from weft.rules import op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -109,37 +106,11 @@ def _extreme(largest: bool) -> Callable[..., Any]:
     return kernel
 
 
-def _of_whole_lines(largest: bool) -> Callable[..., Local | None]:
-    """Scans of dims that are not sharded, where a rank may have nothing to scan."""
-    function = _of_shard(largest)
-
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Local | None:
-        """Of other dims, a rank without lines returns them as they are."""
-        bound = _EXTREMA.bind(call, wants_grad)
-        if bound is None or not any(wants_grad):
-            return None
-        decision, dim = propagate.decide(bound, call, layouts, wants_grad), call.args[1]
-        (x,) = decision.operands
-        if decision.finish or not any(0 in x.sizes_of(at) for at in range(x.ndim)):
-            return None
-        return Local(replace(decision, by_form=False), lambda mesh: lambda x: function(x, dim))
-
-    return layouts
-
-
-def _log_rule(call: Call, wants_grad: Any) -> str:
-    """Sums of complex exponentials have no maximum to scale by."""
-    return "... s! -> ... s" if call.results[0].dtype.startswith("complex") else "... s~ -> ... s"
-
-
-_EXTREMA = rule("... s~ -> ... s, ... s", along="dim")
-
 PAGE = page(
     op("cumsum", rule("... s~ -> ... s", along="dim", linear=[0]), kernel=_cumsum),
     op("cumprod", rule("... s~ -> ... s", along="dim"), kernel=_cumprod),
-    op("cummax", _EXTREMA, kernel=_extreme(True), layouts=_of_whole_lines(True)),
-    op("cummin", _EXTREMA, kernel=_extreme(False), layouts=_of_whole_lines(False)),
-    op("logcumsumexp", rule(_log_rule, along="dim"), kernel=_logcumsumexp),
+    *[op(name, rule("... s~ -> ... s, ... s", along="dim", on_box=unless_idle),
+         kernel=_extreme(largest)) for name, largest in (("cummax", True), ("cummin", False))],
+    op("logcumsumexp", rule("... s! -> ... s", along="dim", serves=is_complex),
+       rule("... s~ -> ... s", along="dim"), kernel=_logcumsumexp),
 )

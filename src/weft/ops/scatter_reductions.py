@@ -35,7 +35,7 @@ def joins(call: Call) -> bool:
 def scatter_text(call: Call, wants_grad: Sequence[bool]) -> str | None:
     """Other dims pass where all operands have the same length; the kernel joins the shards of the
     named one, if each index has a value."""
-    text = matching(call, 0)
+    text = matching(0)(call, wants_grad)
     if text is None or not joins(call):
         return text
     dim = call.args[1] % len(call.tensors[0].shape)

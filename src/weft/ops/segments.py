@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.summaries import wide
+from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
@@ -44,13 +44,8 @@ def _segment_reduce(
     rows = x.to(wide(x.dtype))
     start = _START[reduce] if initial is None else initial
 
-    def total(own: Tensor) -> Tensor:
-        """The sum of every segment's rows."""
-        made = own.new_zeros(num + 2, *own.shape[1:]).index_add(0, ids, own)
-        return shards.psum(made.narrow(0, 1, num))
-
     if reduce in ("sum", "mean"):
-        out = total(rows) + start
+        out = _total(shards, rows, ids, num) + start
         if reduce == "mean":
             count = offsets.diff().reshape(-1, *[1] * (x.dim() - 1))
             empty = start if initial is not None else torch.nan
@@ -67,6 +62,12 @@ _START = {"sum": 0, "mean": 0, "prod": 1, "max": -torch.inf, "min": torch.inf}
 """What a segment without rows comes to, but for a mean."""
 
 
+def _total(shards: Shards, rows: Tensor, ids: Tensor, num: int) -> Tensor:
+    """The sum of every segment's rows, of all shards."""
+    made = rows.new_zeros(num + 2, *rows.shape[1:]).index_add(0, ids, rows)
+    return shards.psum(made.narrow(0, 1, num))
+
+
 def _extreme(
     shards: Shards, rows: Tensor, ids: Tensor, num: int, largest: bool, start: float
 ) -> Tensor:
@@ -81,11 +82,8 @@ def _extreme(
     attains = (fixed == there) | (fixed.isnan() & there.isnan())
     attains &= ((ids > 0) & (ids <= num)).reshape(-1, *[1] * (rows.dim() - 1))
 
-    def total(one: Tensor) -> Tensor:
-        made = one.new_zeros(num + 2, *one.shape[1:]).index_add(0, ids, one)
-        return shards.psum(made.narrow(0, 1, num))
-
-    share = total(torch.where(attains, rows, 0)) / total(attains.to(rows.dtype)).clamp(min=1)
+    count = _total(shards, attains.to(rows.dtype), ids, num).clamp(min=1)
+    share = _total(shards, torch.where(attains, rows, 0), ids, num) / count
     # The shares add up to the value but for rounding: make it exact, keep the gradient.
     return share + (value - share.detach()).nan_to_num(0.0, torch.inf, -torch.inf)
 

@@ -274,12 +274,6 @@ def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = 
     return x.diagonal(offset, dim1, dim2)
 
 
-def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """`narrow`, copied: any dim may be sharded; the rest of a sharded dim is ragged, and nothing is
-    sent."""
-    return x.narrow(dim, start, length).clone()
-
-
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """A `slice_scatter` of one slice: any dim may be sharded; only the slice is sent."""
     length = x.shape[dim]
@@ -330,6 +324,5 @@ PAGE = page(
     op("slice_scatter", layouts=_slice_scatter, result=_fits(_aten.slice.Tensor)),
     op("diagonal_scatter", layouts=_diagonal_scatter, result=_fits(_aten.diagonal.default)),
     op("linalg_diagonal", compose=_linalg_diagonal),
-    op("narrow_copy", compose=_narrow_copy),
     op("select_scatter", compose=_select_scatter, result=_fits(_aten.select.int)),
 )

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.summaries import empty_summary, wide
+from weft.ops.idle import empty_summary
+from weft.ops.precision import wide
 from weft.rules import op, page, rule
 from weft.transport import Shards
 
@@ -59,7 +60,26 @@ def _of_half(kernel: Any) -> Any:
     return run
 
 
+def _softmax_backward(
+    shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """Products, and one sum over all shards."""
+    output = output.to(wide(output.dtype))
+    terms = grad.to(output.dtype) * output
+    return (terms - output * shards.psum(terms.sum(dim, keepdim=True))).to(input_dtype)
+
+
+def _log_softmax_backward(
+    shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """Products, and one sum over all shards."""
+    output = output.to(wide(output.dtype))
+    grad = grad.to(output.dtype)
+    return (grad - output.exp() * shards.psum(grad.sum(dim, keepdim=True))).to(input_dtype)
+
+
 _ALONG = rule("... s~ -> ... s", along="dim")
+_BACK = rule("... s~, ... s~ -> ... s", along="dim", linear=[0])
 
 PAGE = page(
     op("softmax", _ALONG, kernel=_softmax),
@@ -67,4 +87,6 @@ PAGE = page(
     op("_softmax", _ALONG, kernel=_of_half(_softmax)),
     op("_log_softmax", _ALONG, kernel=_of_half(log_softmax)),
     op("_safe_softmax", _ALONG, kernel=_safe_softmax),
+    op("_softmax_backward_data", _BACK, kernel=_softmax_backward),
+    op("_log_softmax_backward_data", _BACK, kernel=_log_softmax_backward),
 )

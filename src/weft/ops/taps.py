@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.precision import widened
 from weft.rules import Table
 
 __all__ = [
-    "OnDevices", "Resized", "Taps", "nearest_table", "num_pieces", "taps_of", "weighted",
+    "OnDevices", "Resized", "Taps", "nearest_table", "num_pieces", "resampled", "taps_of",
 ]
 
 
@@ -79,15 +80,27 @@ class Taps:
         return found
 
 
-def weighted(x: Tensor, dim: int, taps: Parts, length: int) -> Tensor:
-    """The weighted sums along a dim, of which the result has this length.
+def resampled(
+    parts: Sequence[tuple[int, int, Parts]], rest: Callable[[Tensor], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """Weighted sums along some dims, of which the results have these lengths; then the `rest`, of
+    the other dims."""
+    given = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
 
-    Autograd keeps no tensor of it, and adds up what all taps give in one gradient.
-    """
-    return _Weighted.apply(x, dim, taps, length)  # type: ignore[no-any-return]
+    def run(x: Tensor) -> Tensor:
+        out: Any = widened(x)
+        mine = iter(given.on(x.device))
+        for dim, length, taps in parts:
+            here = [(next(mine), next(mine), next(mine)) for _ in taps]
+            out = _Weighted.apply(out, dim, here, length)
+        return (out if rest is None else rest(out)).to(x.dtype)
+
+    return run
 
 
 class _Weighted(torch.autograd.Function):
+    """Autograd keeps no tensor of it, and adds up what all taps give in one gradient."""
+
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, dim: int, taps: Parts, length: int

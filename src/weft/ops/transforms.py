@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Composite, Local
-from weft.ops.long_lines import Step, divided, is_less, long_line
+from weft.ops.long_lines import Step, is_less, long_line
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
 
@@ -148,7 +148,7 @@ def _along(transform: _Transform, dim: int, layout: Layout) -> list[Step]:
     after = transform.changed(whole, (dim,))
     steps = [Step(whole, transform.local((dim,)), after)]
     if rest:  # every rank has transformed the whole line, and keeps its part
-        parted = divided(after, dim, rest)
+        parted = after.divided(dim, rest)
         steps.append(Step(parted, None, parted))
     return steps
 
@@ -164,10 +164,10 @@ def _handed_over(
                   if other != dim and max(layout.sizes_of(other)) > 1]
         if places:
             best = min(places, key=lambda at: _unfitness(layout, at, axis, done, pending))
-            layout = divided(layout, best, (axis,))
+            layout = layout.divided(best, (axis,))
         else:
             stay.append(axis)
-    return divided(layout, dim, stay) if stay else layout
+    return layout.divided(dim, stay) if stay else layout
 
 
 def _unfitness(

@@ -132,11 +132,6 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return full.index_put(places, source.reshape(-1), accumulate).reshape(x.shape)
 
 
-def _scatter_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Other dims pass where all operands have the same length."""
-    return matching(call, 0)
-
-
 def _scatter(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
@@ -303,6 +298,8 @@ def _delivered_elements(
     return local
 
 
+_OTHERS = matching(0)
+
 PAGE = page(
     op("index_put", layouts=_index_put),
     op("index_add index_copy", rule("... s!, i!, ... i! -> ... s", along="dim", linear=[(0, 2)]),
@@ -314,9 +311,9 @@ PAGE = page(
        rule("... s!, i!, ... i! -> ... s", along="dim"),
        kernel=index_reduce, layouts=_index_write),
     op("put", compose=_put),
-    op("scatter.src scatter_add", rule(_scatter_rule, linear=[(0, 2)]), layouts=_scatter),
-    op("scatter.value", rule(_scatter_rule, linear=[0], serves=lambda call: call.args[3] == 0),
-       rule(_scatter_rule), layouts=_scatter),
+    op("scatter.src scatter_add", rule(_OTHERS, linear=[(0, 2)]), layouts=_scatter),
+    op("scatter.value", rule(_OTHERS, linear=[0], serves=lambda call: call.args[3] == 0),
+       rule(_OTHERS), layouts=_scatter),
     op("scatter_reduce", rule(scatter_text, by_size=True), kernel=scatter_reduce, layouts=_scatter),
-    op("scatter.reduce scatter.value_reduce", rule(_scatter_rule), layouts=_scatter),
+    op("scatter.reduce scatter.value_reduce", rule(_OTHERS), layouts=_scatter),
 )

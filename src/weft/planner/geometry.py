@@ -10,9 +10,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
 
-from weft.core.cuts import default_cuts, default_interval
+from weft.core.cuts import default_interval, finer_cuts
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 
@@ -67,16 +66,12 @@ def coarser(layout: Layout, dim: int, depth: int) -> Cut:
     return axes, None if layout.cuts[dim] is None else _cuts_at(layout, dim, depth)
 
 
-def finer(layout: Layout, dim: int, cut: Cut, more: tuple[int, ...]) -> Cut:
+def finer(layout: Layout, cut: Cut, more: tuple[int, ...]) -> Cut:
     """A dim's axes and cuts with `more` axes below them, each piece cut by default."""
     axes, cuts = cut
-    if not more or cuts is None:
-        return axes + more, cuts
-    sizes = [layout.mesh.axis_sizes[axis] for axis in more]
-    out = [0]
-    for start, stop in pairwise(cuts):
-        out += [start + offset for offset in default_cuts(stop - start, sizes)[1:]]
-    return axes + more, tuple(out)
+    if more and cuts is not None:
+        cuts = finer_cuts(cuts, [layout.mesh.axis_sizes[axis] for axis in more])
+    return axes + more, cuts
 
 
 def intersect(left: Box, right: Box) -> Box | None:

@@ -213,7 +213,7 @@ def _cut_down(src: Layout, dst: Layout, dim: int, chosen: frozenset[int]) -> Cut
         if depth > len(held):
             cut = coarser(dst, dim, depth)
     more = tuple(axis for axis in target if axis in chosen and axis not in cut[0])
-    return finer(src, dim, cut, more)
+    return finer(src, cut, more)
 
 
 def _with_spare(layout: Layout, cuts: list[Cut], axes: Sequence[int], dst: Layout) -> list[Cut]:
@@ -230,7 +230,7 @@ def _with_spare(layout: Layout, cuts: list[Cut], axes: Sequence[int], dst: Layou
             return cuts[dim][0] == dst.dims[dim], length % size == 0, length
 
         best = max(range(len(cuts)), key=rank)
-        cuts[best] = finer(layout, best, cuts[best], (axis,))
+        cuts[best] = finer(layout, cuts[best], (axis,))
     return cuts
 
 
@@ -245,7 +245,7 @@ def _before_term(here: Layout, dst: Layout, made: list[int]) -> Layout:
     ):
         return here
     cuts = [
-        finer(dst, dim, (dst.dims[dim], dst.cuts[dim]),
+        finer(dst, (dst.dims[dim], dst.cuts[dim]),
               tuple(axis for axis in here.dims[dim] if axis in made))
         for dim in range(here.ndim)
     ]

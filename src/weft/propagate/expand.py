@@ -78,7 +78,8 @@ def decide(
     # A kernel may read the cuts of all the operands that it finishes.
     by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
     local = local_call(rule, call, operands, results, cut)
-    by_form = by_form and not (rule.windows or rule.spreads) and cut.keys().isdisjoint(rule.offsets)
+    by_form = by_form and "runs" not in local and not (rule.windows or rule.spreads) and (
+        cut.keys().isdisjoint(rule.offsets))
     return Decision(
         operands, results, op=rule.op, chosen=tuple([
             "" if choice is None else choice if isinstance(choice, str)

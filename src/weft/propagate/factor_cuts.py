@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from weft.core import Layout, default_cuts, filled_cuts
+from weft.core import Layout, default_cuts, filled_cuts, finer_cuts
 from weft.propagate.choose import Frame
 from weft.propagate.cuts import busiest, fairest, nearest
 from weft.propagate.local import window_of
@@ -95,12 +95,7 @@ def _units(
             return None
         step = math.prod(layout.mesh.axis_sizes[axis] for axis in have[same:])
         full = layout.cuts_of(dim)[::step]
-        rest = sizes[same:]
-        fine = [0]
-        units = [nearest(cut, inner) for cut in full]
-        for start, stop in pairwise(units):
-            fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
-        return tuple(fine)
+        return finer_cuts([nearest(cut, inner) for cut in full], sizes[same:])
     return tuple([nearest(cut, inner) for cut in full])
 
 

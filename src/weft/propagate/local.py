@@ -12,7 +12,6 @@ from weft.rules import AnyWindow, Boxed, BoxedDim, Call, LocalArgs, Rule, Window
 __all__ = ["local_call", "window_of", "windowed_cuts"]
 
 Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
-Runs = Callable[[tuple[int, ...]], Callable[..., Any] | None]
 
 
 def local_call(

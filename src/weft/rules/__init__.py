@@ -11,6 +11,7 @@ from weft.rules.window import (
     Boxed,
     BoxedDim,
     OnBox,
+    OnRank,
     Shift,
     Table,
     Tables,
@@ -20,7 +21,7 @@ from weft.rules.window import (
 
 __all__ = [
     "OWN", "AnyWindow", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Last",
-    "Length", "LocalArgs", "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Shift",
-    "Table", "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op", "page", "parse",
-    "rule",
+    "Length", "LocalArgs", "OnBox", "OnRank", "OwnRule", "Page", "Pattern", "Rule", "RuleText",
+    "Shift", "Table", "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op", "page",
+    "parse", "rule",
 ]

@@ -107,7 +107,7 @@ class RuleText:
         assert places is not None
         more: dict[str, Any] = {}
         if self.linear or self.bias:
-            more["linear"], more["bias"], more["moves"] = self._linear(pattern, places, call)
+            more["linear"], more["bias"], more["moves"] = self._linear(places, call)
         if self.by_size:
             more["by_size"] = True
         if self.on_box is not None:
@@ -141,7 +141,7 @@ class RuleText:
         return (value,) if isinstance(value, int) else tuple(value)
 
     def _linear(
-        self, pattern: Pattern, places: tuple[int, ...], call: Call
+        self, places: tuple[int, ...], call: Call
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], bool]:
         """The linear sets and the added operands, as tensors of the call; and whether partial
         values of every kind pass."""

@@ -1,4 +1,4 @@
-"""Shared by the families: names of factors, broadcasting, dim arguments, exact conversions."""
+"""Shared by the families: names of factors, dim arguments, exact conversions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from weft.rules.rule import FactorDims
 
 __all__ = [
-    "IDENTITY", "broadcast", "carries", "dim_list", "dims", "linear_sets", "names", "one_dim",
-    "packet",
+    "IDENTITY", "carries", "dim_list", "dims", "linear_sets", "names", "one_dim", "packet",
 ]
 
 IDENTITY = ((0,),)
@@ -27,17 +26,6 @@ def names(ndim: int) -> tuple[str, ...]:
 def dims(ndim: int) -> FactorDims:
     """The dims of a tensor with one factor each."""
     return tuple((name,) for name in names(ndim))
-
-
-def broadcast(shape: Sequence[int], result: Sequence[int], kinds: FactorDims) -> FactorDims:
-    """The dims of an operand that broadcasts, from the right, to a result with dims `kinds`."""
-    if shape == result:
-        return kinds
-    skip = len(result) - len(shape)
-    return tuple(
-        kinds[skip + dim] if length == result[skip + dim] else ()
-        for dim, length in enumerate(shape)
-    )
 
 
 def one_dim(dim: int, ndim: int) -> int:

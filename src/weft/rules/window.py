@@ -17,8 +17,8 @@ from weft.core import Interval
 from weft.rules.call import Call
 
 __all__ = [
-    "AnyWindow", "Boxed", "BoxedDim", "OnBox", "Shift", "Table", "Tables", "Window", "WindowText",
-    "is_ring",
+    "AnyWindow", "Boxed", "BoxedDim", "OnBox", "OnRank", "Shift", "Table", "Tables", "Window",
+    "WindowText", "is_ring",
 ]
 
 
@@ -38,8 +38,26 @@ class WindowText:
     pad: int
 
 
+class _Reading:
+    """What places read, shard by shard."""
+
+    __slots__ = ()
+
+    def read(self, start: int, stop: int) -> Interval:
+        """What the places start..stop of the factor, at least one, read."""
+        raise NotImplementedError
+
+    def reads(self, units: Sequence[int], owned: Sequence[int]) -> tuple[Interval, ...]:
+        """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
+        nothing reads nothing."""
+        return tuple([
+            self.read(start, stop) if start < stop else (place, place)
+            for (start, stop), place in zip(pairwise(units), owned)
+        ])
+
+
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(_Reading):
     """The window of one dim of a call."""
 
     stride: int
@@ -58,7 +76,6 @@ class Window:
         return min(max(self.extent - self.stride, 0) / (self.stride * max(length, 1)), 1.0)
 
     def read(self, start: int, stop: int) -> Interval:
-        """What the places start..stop of the factor, at least one, read."""
         return self.stride * start - self.pad, self.stride * (stop - 1) - self.pad + self.extent
 
     def needs(self, start: int, stop: int, length: int) -> Interval:
@@ -82,16 +99,9 @@ class Window:
         inner = [-(-(2 * self.stride * unit + shift) // 2) for unit in units[1:-1]]
         return (0, *[min(max(cut, 0), length) for cut in inner], length)
 
-    def reads(
-        self, units: Sequence[int], owned: Sequence[int]
-    ) -> tuple[Interval, ...]:
-        """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
-        nothing reads nothing."""
-        return _reads(self.read, units, owned)
-
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(_Reading):
     """A window without a fixed stride: place `o` reads `starts[o]..stops[o]`.
 
     Args:
@@ -109,7 +119,6 @@ class Table:
         return max(0, *both, 0) / max(self.length, 1)
 
     def read(self, start: int, stop: int) -> Interval:
-        """What the places start..stop of the factor, at least one, read."""
         return self.starts[start], self.stops[stop - 1]
 
     def units(self, cuts: Sequence[int], length: int) -> tuple[int, ...]:
@@ -120,31 +129,27 @@ class Table:
         """Cuts of the dim, of this length, to which these cuts of the factor belong."""
         return _in_proportion(units, len(self.starts), length)
 
-    def reads(self, units: Sequence[int], owned: Sequence[int]) -> tuple[Interval, ...]:
-        """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
-        nothing reads nothing."""
-        return _reads(self.read, units, owned)
-
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class Shift(_Reading):
     """Place `o` reads the place `o - by`.
 
     Args:
         by: the distance. length: of the dim.
         mode: what stands beyond an end: "circular" (the dim is a ring), "reflect" (the places in
-            front of it, without the end itself), "replicate" (the end).
+            front of it, without the end itself), "replicate" (the end). Or "mirror": place `o`
+            reads the place that is as far from the other end.
         home: place `o` lies where the place `o - home` does.
     """
 
     by: int
     length: int
     mode: str
-    home: int
+    home: int = 0
 
     def overlap(self, length: int) -> float:
         """What a shard reads of others, as a part of the dim."""
-        away = abs(self.by - self.home)
+        away = self.length if self.mode == "mirror" else abs(self.by - self.home)
         return min(away / max(self.length, 1), 1.0)
 
     def place(self, output: int) -> int:
@@ -155,11 +160,12 @@ class Shift:
                 return last - abs(last - abs(place))
             case "replicate":
                 return min(max(place, 0), last)
+            case "mirror":
+                return last - place
             case _:
                 return place
 
     def read(self, start: int, stop: int) -> Interval:
-        """What the places start..stop of the factor, at least one, read."""
         turns = [turn + self.by for turn in (0, self.length - 1) if self.mode == "reflect"]
         ends = [start, stop - 1, *[turn for turn in turns if start <= turn < stop]]
         places = [self.place(end) for end in ends]
@@ -174,11 +180,6 @@ class Shift:
         """Cuts of the dim, of this length, to which these cuts of the factor belong."""
         return (0, *[min(max(unit - self.home, 0), length) for unit in units[1:-1]], length)
 
-    def reads(self, units: Sequence[int], owned: Sequence[int]) -> tuple[Interval, ...]:
-        """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
-        nothing reads nothing."""
-        return _reads(self.read, units, owned)
-
 
 AnyWindow = Window | Table | Shift
 
@@ -192,15 +193,6 @@ def _in_proportion(cuts: Sequence[int], before: int, after: int) -> tuple[int, .
     """The cuts of a length for another length, rounded half up."""
     inner = [(2 * cut * after + before) // (2 * before) if before else 0 for cut in cuts[1:-1]]
     return (0, *inner, after)
-
-
-def _reads(
-    read: Callable[[int, int], Interval], units: Sequence[int], owned: Sequence[int]
-) -> tuple[Interval, ...]:
-    return tuple([
-        read(start, stop) if start < stop else (place, place)
-        for (start, stop), place in zip(pairwise(units), owned)
-    ])
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +243,11 @@ class Boxed:
         return self.args[at] if at < len(self.args) else self.kwargs.get(name, default)
 
 
-OnBox = Callable[[Call, Boxed], tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]]
-"""(call, boxed) -> what runs on the local tensors (None: the op), and its arguments.
+OnRank = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+"""What runs on the local tensors of one rank (None: the op), and its arguments."""
+
+OnBox = Callable[[Call, Boxed], OnRank]
+"""(call, boxed) -> what runs there.
 
 Windowed dims that are sharded come as the boxes that the rank reads, padding included, so that the
 op runs without padding along them.

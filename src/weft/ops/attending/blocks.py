@@ -13,16 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import Communicator
+from weft.ops.all_to_all import AllToAll
 from weft.ops.attending.stretches import Stretch
-from weft.transport import traffic
 
 __all__ = ["Blocks", "Piece", "Round"]
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -43,7 +44,7 @@ class Round:
     receives: tuple[Piece, ...]
 
 
-class Blocks:
+class Blocks(AllToAll):
     """The blocks of a group of ranks, of which this one is `comm.index`.
 
     Args:
@@ -53,6 +54,8 @@ class Blocks:
     """
 
     __slots__ = ("_rounds", "comm", "is_causal", "keys", "queries")
+
+    what: ClassVar[str] = "blocks by pairs"
 
     def __init__(
         self, comm: Communicator, queries: Sequence[tuple[Stretch, ...]],
@@ -155,11 +158,7 @@ class Blocks:
                 sizes[piece.place] = piece.num * sum(rows)
         flat = torch.cat([one.reshape(-1) for one in parts]) if parts else like[0].new_empty(
             0, dtype=dtype)
-        if traffic.STATE.on:
-            traffic.emit("blocks by pairs", tuple(map(str, comm.axes)), "AllToAll",
-                         sum(recv) * flat.element_size())
-        with _DisableAutocast():
-            got = comm.all_to_all(flat, send, recv)
+        got = self.all_to_all(flat, send, recv)
         lengths = [piece.num * row for piece in receives for row in rows]
         out = iter(got.split(lengths))
         return [

@@ -84,12 +84,9 @@ class ByHeads:
 
 def _repeated(layout: Layout, times: int) -> Layout:
     """With each head so many times."""
-    if times == 1:
-        return layout
-    at, cuts = layout.ndim - 3, list(layout.cuts)
-    cuts[at] = tuple([cut * times for cut in layout.cuts_of(at)])
-    shape = (*layout.shape[:at], layout.shape[at] * times, *layout.shape[at + 1 :])
-    return Layout.make(layout.mesh, shape, layout.dims, cuts)
+    at = layout.ndim - 3
+    return layout if times == 1 else layout.recut(
+        at, layout.shape[at] * times, tuple([cut * times for cut in layout.cuts_of(at)]))
 
 
 def _by_heads(layout: Layout, axes: tuple[int, ...]) -> Layout:

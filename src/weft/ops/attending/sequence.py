@@ -20,7 +20,7 @@ from weft.comm import Communicator
 from weft.ops.attending.blocks import Blocks, Round
 from weft.ops.attending.stretches import Order, Stretch, positions, stretches
 from weft.ops.attending.tiles import Asked, Gradients, Rows
-from weft.ops.summaries import wide
+from weft.ops.precision import wide
 from weft.transport import traffic
 
 __all__ = ["Keys", "attend"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.ops.attending import fused
 from weft.ops.attending.stretches import Span, Stretch
-from weft.ops.summaries import wide
+from weft.ops.precision import wide
 
 __all__ = ["Asked", "Gradients", "Noise", "Rows"]
 

@@ -12,12 +12,11 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
 from weft.comm import BoundMesh
-from weft.core import Layout, default_cuts
+from weft.core import Layout
 
 __all__ = ["Axes", "Cuts", "IndexLayout", "Spread", "askers", "held", "index_layout", "unused"]
 
@@ -65,13 +64,10 @@ def index_layout(
     over = next((dim for dim, length in enumerate(shape) if length >= count), None)
     if over is None:
         over = max(range(len(shape)), key=lambda dim: shape[dim])
-    whole = [dim for dim in dims if x.dims[dim]]
+    parted, whole = shared.divided(over, cutting), [dim for dim in dims if x.dims[dim]]
     if not axes[over] and len(whole) == 1 and x.shape[whole[0]] == shape[over]:
-        cuts[over] = x.cuts[whole[0]]
-    else:
-        cuts[over] = _finer(shared, over, [sizes[axis] for axis in cutting])
-    axes[over] = (*axes[over], *cutting)
-    return IndexLayout(shared, Layout.make(mesh, shape, axes, cuts), over)
+        parted = parted.recut(over, shape[over], x.cuts[whole[0]])
+    return IndexLayout(shared, parted, over)
 
 
 def unused(x: Layout) -> set[int]:
@@ -100,16 +96,6 @@ def held(
         axes_of.append(axes)
         cuts_of.append(cuts)
     return axes_of, cuts_of
-
-
-def _finer(layout: Layout, dim: int, sizes: Sequence[int]) -> Cuts:
-    """The cuts of a dim after each of its pieces is chunked over more axes."""
-    if layout.cuts[dim] is None:
-        return None
-    fine = [0]
-    for start, stop in pairwise(layout.cuts_of(dim)):
-        fine += [start + cut for cut in default_cuts(stop - start, sizes)[1:]]
-    return tuple(fine)
 
 
 def askers(mesh: BoundMesh, places: IndexLayout, axes: Sequence[int]) -> torch.Tensor:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
-from weft.transport import traffic
+from weft.ops.all_to_all import AllToAll
+from weft.ops.places import apart
 
 __all__ = [
     "Routes", "RowExchange", "Units", "first_told", "from_front", "out_of_bounds", "outside",
@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RowExchange:
+@dataclass(frozen=True)
+class RowExchange(AllToAll):
     """Sends rows between the ranks of a group.
 
     Args:
@@ -39,56 +39,12 @@ class RowExchange:
         names: the dtype in which units are named, the same on all ranks.
     """
 
+    what: ClassVar[str] = "units by index"
+    of_gradient: ClassVar[str] = "gradient of units by index"
+
     comm: Communicator
     op: str
     names: torch.dtype = torch.int64
-
-    def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
-        """Rows of `x`, `send[i]` of them to each rank i; returns those received, by rank."""
-        row = math.prod(x.shape[1:])
-        if not traffic.STATE.on:
-            return self._exchange(x, send, recv, row)
-        nbytes = (sum(recv) - recv[self.comm.index]) * row * x.element_size()
-        traffic.emit(_TEXT, tuple(map(str, self.comm.axes)), "all_to_all", nbytes)
-        with traffic.moving(_TEXT):
-            return self._exchange(x, send, recv, row)
-
-    def _exchange(self, x: Tensor, send: Sequence[int], recv: Sequence[int], row: int) -> Tensor:
-        with _DisableAutocast():
-            got = self.comm.all_to_all(
-                x.contiguous().view(-1), [count * row for count in send],
-                [count * row for count in recv],
-            )
-        return got.view(sum(recv), *x.shape[1:])
-
-    def send(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
-        """`all_to_all`, differentiable to any order."""
-        if x.requires_grad and torch.is_grad_enabled():
-            return _Sent.apply(x, self, send, recv)  # type: ignore[return-value]
-        return self.all_to_all(x, send, recv)
-
-
-_TEXT = "units by index"
-
-
-class _Sent(torch.autograd.Function):
-    """Rows sent to other ranks; gradients are sent back."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, rows: RowExchange, send: Sequence[int], recv: Sequence[int]
-    ) -> Tensor:
-        ctx.route = rows, recv, send
-        ctx.note = traffic.note() if traffic.STATE.on else None
-        return rows.all_to_all(x, send, recv)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        rows, send, recv = ctx.route
-        if not traffic.STATE.on:
-            return rows.send(grad, send, recv), None, None, None
-        with traffic.resume(ctx.note, "gradient of units by index"):
-            return rows.send(grad, send, recv), None, None, None
 
 
 class Units:
@@ -148,11 +104,7 @@ class Units:
 
     def split(self, row: Tensor) -> tuple[Tensor, ...]:
         """Rows of this rank's block as one index per dim."""
-        found = []
-        for length in reversed(self.lengths[1:]):
-            found.append(row % max(length, 1))
-            row = row // max(length, 1)
-        return (row, *reversed(found))
+        return tuple(apart(row, [max(length, 1) for length in self.lengths]))
 
 
 def out_of_bounds(op: str) -> type[Exception]:

@@ -22,10 +22,11 @@ from weft.ops.indexing.row_exchange import (
     plan_by_request,
     plan_together,
 )
+from weft.ops.places import apart
 from weft.rules import Call
 
 __all__ = [
-    "as_rows", "element_layouts", "element_router", "grid", "matching", "named_dims",
+    "as_rows", "element_layouts", "element_router", "grid", "known_rows", "matching", "named_dims",
     "reads_nothing", "router", "to_place", "unraveled",
 ]
 
@@ -39,25 +40,28 @@ def named_dims(indices: Sequence[Any]) -> tuple[tuple[int, ...], int]:
     return dims, dims[0] if adjacent else 0
 
 
-def matching(call: Call, result: int) -> str | None:
+def matching(result: int) -> Callable[[Call, Any], str | None]:
     """The rule of tensors whose elements correspond except along the dim that an index names. The
-    result has the dims of operand `result`: an index (1) or a target (0).
+    result has the dims of operand `result`: an index (1), which may be sharded along that dim, or a
+    target (0)."""
+    def text(call: Call, wants_grad: Any) -> str | None:
+        """Other dims pass where all operands have the same length."""
+        shapes = [tensor.shape for tensor in call.tensors]
+        ndim = len(shapes[0])
+        if any(len(shape) != ndim for shape in shapes):
+            return None  # an index without elements may have any shape
+        named = call.args[1] % ndim if ndim else 0
 
-    Where lengths differ (an index may be shorter) elements do not correspond: these dims are whole.
-    """
-    shapes = [tensor.shape for tensor in call.tensors]
-    ndim = len(shapes[0])
-    if any(len(shape) != ndim for shape in shapes):
-        return None  # an index without elements may have any shape
-    named = call.args[1] % ndim if ndim else 0
+        def word(operand: int, dim: int) -> str:
+            if dim != named and len({shape[dim] for shape in shapes}) == 1:
+                return f"d{dim}"
+            passes = operand == result == 1 and dim == named
+            return f"{'xis'[operand]}{dim}" + ("" if passes else "!")
 
-    def word(operand: int, dim: int) -> str:
-        if dim != named and len({shape[dim] for shape in shapes}) == 1:
-            return f"d{dim}"
-        return f"{'xis'[operand]}{dim}" + ("" if operand == result == 1 and dim == named else "!")
+        texts = [" ".join([word(at, dim) for dim in range(ndim)]) for at in range(len(shapes))]
+        return f"{', '.join(texts)} -> {texts[result]}"
 
-    texts = [" ".join([word(at, dim) for dim in range(ndim)]) for at in range(len(shapes))]
-    return f"{', '.join(texts)} -> {texts[result]}"
+    return text
 
 
 def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
@@ -94,6 +98,29 @@ def router(
         return plan_together(exchange, holder, row, asker, once)
 
     return route
+
+
+def known_rows(
+    mesh: BoundMesh, x: Layout, dims: tuple[int, ...], parted: Layout, over: int,
+    names: Sequence[Tensor], out: Layout,
+) -> Callable[[Tensor], Tensor]:
+    """From a block of x that of the result: the rows that `dims` name, at the places of `parted`,
+    each fetched from the rank that holds it. All ranks know the names, so routes are made once."""
+    assert mesh.here is not None
+    units = Units(mesh, x, dims)
+    places = IndexLayout(Layout.replicated(x.mesh, parted.shape), parted, over)
+    holder, row = units.locate([one.to(mesh.device) for one in names])
+    routes = plan_together(
+        RowExchange(units.comm, "rows"), holder, row, askers(mesh, places, units.axes), once=True)
+    given, mine = x.local_shape_at(mesh.here), parted.local_shape_at(mesh.here)
+    made = out.local_shape_at(mesh.here)
+
+    def local(block: Tensor) -> Tensor:
+        rows, others = as_rows(block.reshape(given), dims)
+        fetched = routes.fetch(rows).view(*mine, *others)
+        return to_place(fetched, len(mine), dims[0]).reshape(made)
+
+    return local
 
 
 def as_rows(block: Tensor, dims: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
@@ -160,8 +187,4 @@ def unraveled(index: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     for length in shape:
         total = total * length
     index = torch.where(index < -total, total, torch.where(index < 0, index + total, index))
-    found = []
-    for length in reversed(shape[1:]):
-        found.append(index % length)
-        index = torch.div(index, length, rounding_mode="floor")
-    return (index, *reversed(found))
+    return tuple(apart(index, shape))

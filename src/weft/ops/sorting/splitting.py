@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from weft.ops.all_to_all import AllToAll
 from weft.ops.sorting.unsigned import to_order
 from weft.transport import Shards, traffic
 
@@ -29,16 +30,19 @@ __all__ = ["Row", "can_key", "first_next", "keys_of", "split"]
 _LARGEST = torch.iinfo(torch.long).max
 
 
-class Row:
+class Row(AllToAll):
     """The ranks that hold the blocks of some dims, in the order of the blocks.
 
     `num` is their number, `mine` this rank's position, `sizes` the number of elements of each.
     """
 
-    __slots__ = ("mine", "num", "sizes", "_at", "_comm")
+    __slots__ = ("comm", "mine", "num", "sizes", "_at")
+
+    what: ClassVar[str] = "elements to their places"
+    of_gradient: ClassVar[str] = "gradients of elements go back to their places"
 
     def __init__(self, shards: Shards, sizes: Sequence[int] | None = None) -> None:
-        self._comm, self.num, self.mine = shards.group(), shards.num, shards.index
+        self.comm, self.num, self.mine = shards.group(), shards.num, shards.index
         self.sizes = shards.sizes if sizes is None else tuple(sizes)
         self._at: Sequence[int] = range(self.num) if shards.order is None else shards.order
         """Per block, the position of its rank in the communicator."""
@@ -47,73 +51,51 @@ class Row:
         """The tensors of all blocks, stacked; without gradient, all of one shape."""
         size = own.numel()
         self._tell("samples of all blocks", "all_gather", (self.num - 1) * own.nbytes)
-        flat = self._comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
+        flat = self.comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
         return flat.view(self.num, *own.shape)[list(self._at)]
 
     def gather_parts(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
         """Flat tensors of all blocks in order, `sizes[i]` elements of block i."""
         self._tell("what ranks conclude", "all_gather",
                    (sum(sizes) - sizes[self.mine]) * own.element_size())
-        order = sorted(range(self.num), key=self._at.__getitem__)
-        got = self._comm.all_gather(own.contiguous(), [sizes[block] for block in order])
-        parts = dict(zip(order, got.split([sizes[block] for block in order])))
-        return torch.cat([parts[block] for block in range(self.num)])
-
-    def send(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
-        """`exchange` without gradient."""
-        return self._run(x, send, recv)
+        got = self.comm.all_gather(own.contiguous(), [sizes[block] for block in self._blocks()])
+        return self._by_block(got, sizes)
 
     def tell(self, value: Any) -> list[Any]:
         """A small Python value of every block, in order."""
-        values = self._comm.exchange(value)
+        values = self.comm.exchange(value)
         return [values[at] for at in self._at]
 
     def resized(self, sizes: Sequence[int]) -> Row:
         """The same ranks with blocks of other sizes."""
         other = object.__new__(Row)
-        other._comm, other._at = self._comm, self._at
+        other.comm, other._at = self.comm, self._at
         other.num, other.mine, other.sizes = self.num, self.mine, tuple(sizes)
         return other
 
     def exchange(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """`send[i]` elements of a flat tensor to block i, `recv[i]` from it; differentiable."""
-        return _Exchange.apply(x, self, tuple(send), tuple(recv))  # type: ignore[no-any-return]
-
-    def _run(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
-        nbytes = (sum(recv) - recv[self.mine]) * x.element_size()
-        self._tell("elements to their places", "all_to_all", nbytes)
-        x = x.detach().contiguous()
-        order = sorted(range(self.num), key=self._at.__getitem__)
-        if self.num > 1 and order == [*range(self.num)]:
-            return self._comm.all_to_all(x, list(send), list(recv))
+        order = self._blocks()
+        if order == [*range(self.num)]:
+            return self.send(x, send, recv)
         given = x.split(list(send))
-        flat = torch.cat([given[block] for block in order])
-        got = self._comm.all_to_all(
-            flat, [send[block] for block in order], [recv[block] for block in order]
-        )
-        parts = dict(zip(order, got.split([recv[block] for block in order])))
+        got = self.send(torch.cat([given[block] for block in order]),
+                        [send[block] for block in order], [recv[block] for block in order])
+        return self._by_block(got, recv)
+
+    def _blocks(self) -> list[int]:
+        """The block of each rank of the communicator."""
+        return sorted(range(self.num), key=self._at.__getitem__)
+
+    def _by_block(self, got: Tensor, sizes: Sequence[int]) -> Tensor:
+        """What came by rank, in the order of blocks."""
+        order = self._blocks()
+        parts = dict(zip(order, got.split([sizes[block] for block in order])))
         return torch.cat([parts[block] for block in range(self.num)])
 
     def _tell(self, what: str, collective: str, nbytes: int) -> None:
         if traffic.STATE.on and self.num > 1:
-            traffic.emit(what, tuple(map(str, self._comm.axes)), collective, nbytes)
-
-
-class _Exchange(torch.autograd.Function):
-    """An exchange among blocks; its gradient returns the same way."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, row: Row, send: tuple[int, ...], recv: tuple[int, ...]
-    ) -> Tensor:
-        ctx.row, ctx.send, ctx.recv = row, send, recv
-        ctx.note = traffic.note() if traffic.STATE.on else None
-        return row._run(x, send, recv)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        with traffic.resume(ctx.note, "gradients of elements go back to their places"):
-            return ctx.row.exchange(grad, ctx.recv, ctx.send), None, None, None
+            traffic.emit(what, tuple(map(str, self.comm.axes)), collective, nbytes)
 
 
 def can_key(dtype: str) -> bool:
@@ -226,7 +208,7 @@ def _shared_out(
     start, stop = starts[row.mine : row.mine + 2]
     each = num_rows * num_samples
     own = _shown(row, keys, places).transpose(0, 1).reshape(-1)
-    got = row.send(own, [count * each for count in counts], [(stop - start) * each] * row.num)
+    got = row.exchange(own, [count * each for count in counts], [(stop - start) * each] * row.num)
     shown = got.view(row.num, stop - start, num_rows, num_samples).transpose(1, 2)
     mine = slice(start, stop)
     found = _narrowed(

@@ -1,13 +1,32 @@
-"""Elements at places of a tensor, of which autograd keeps the places alone."""
+"""Places counted over several dims; elements at such places, of which autograd keeps them alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["taken"]
+__all__ = ["apart", "counted", "taken"]
+
+
+def apart(place: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Places that are counted over dims of these lengths, as one per dim; what is beyond the last
+    place is beyond the first dim."""
+    found: list[Tensor] = []
+    for length in reversed(lengths[1:]):
+        found.append(place % length)
+        place = torch.div(place, length, rounding_mode="floor")
+    return [place, *reversed(found)]
+
+
+def counted(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """Places in several dims, the last of these lengths, counted over all of them."""
+    out = places[0]
+    for place, length in zip(places[1:], lengths[1 - len(places) :]):
+        out = out * length + place
+    return out
 
 
 def taken(x: Tensor, places: Tensor) -> Tensor:

@@ -1,0 +1,70 @@
+"""An all-to-all among the ranks of a group, as a node of autograd's graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+
+from weft.comm import Communicator
+from weft.transport import traffic
+
+__all__ = ["AllToAll"]
+
+
+class AllToAll:
+    """Sends rows between the ranks of a group; `what` they are, and what their gradients are, is
+    told to those who ask for the traffic."""
+
+    __slots__ = ()
+
+    comm: Communicator
+    what: ClassVar[str]
+    of_gradient: ClassVar[str]
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        """Rows of `x`, `send[i]` of them to each rank i; returns those received, by rank."""
+        row, comm = math.prod(x.shape[1:]), self.comm
+        if not traffic.STATE.on or self.comm.size == 1:
+            return self._run(x, send, recv, row)
+        nbytes = (sum(recv) - recv[comm.index]) * row * x.element_size()
+        traffic.emit(self.what, tuple(map(str, comm.axes)), "AllToAll", nbytes)
+        with traffic.moving(self.what):
+            return self._run(x, send, recv, row)
+
+    def _run(self, x: Tensor, send: Sequence[int], recv: Sequence[int], row: int) -> Tensor:
+        with _DisableAutocast():
+            got = self.comm.all_to_all(
+                x.detach().contiguous().view(-1), [count * row for count in send],
+                [count * row for count in recv])
+        return got.view(sum(recv), *x.shape[1:])
+
+    def send(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        """`all_to_all`, differentiable to any order."""
+        if x.requires_grad and torch.is_grad_enabled():
+            return _Sent.apply(x, self, send, recv)  # type: ignore[return-value]
+        return self.all_to_all(x, send, recv)
+
+
+class _Sent(torch.autograd.Function):
+    """Rows sent to other ranks; gradients are sent back."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, rows: AllToAll, send: Sequence[int], recv: Sequence[int]
+    ) -> Tensor:
+        ctx.route = rows, recv, send
+        ctx.note = traffic.note() if traffic.STATE.on else None
+        return rows.all_to_all(x, send, recv)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        rows, send, recv = ctx.route
+        if not traffic.STATE.on:
+            return rows.send(grad, send, recv), None, None, None
+        with traffic.resume(ctx.note, rows.of_gradient):
+            return rows.send(grad, send, recv), None, None, None
