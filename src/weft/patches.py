@@ -125,7 +125,7 @@ PATCHES = (
           "Its slices along a sharded dim would change ranks: each rank scans its shard."),
     Patch("torch", "compile", compiled.compile_without_weft,
           "TorchDynamo would trace weft itself; now it skips weft."),
-    Patch("torch.random", "manual_seed", seeding.manual_seed, "It seeds weft's stream, too."),
+    Patch("torch.random", "manual_seed", seeding.seed, "It seeds weft's stream, too."),
     Patch("torch.random", "seed", seeding.seed, "It seeds weft's stream, too."),
     Patch("torch.random", "get_rng_state", seeding.get_rng_state,
           "The state includes weft's stream, so that fork_rng and checkpoints keep it."),

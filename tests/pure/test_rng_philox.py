@@ -1,4 +1,4 @@
-"""The generator: Random123's known answers, four bodies that agree, any box as any other way."""
+"""The generator: Random123's known answers, three bodies that agree, any box as any other way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from weft.rng import Source, lanes, runs, samples, source
-from weft.rng import lanes_in_numpy as ways
-from weft.rng.philox import blocks_in_a_row, blocks_of, blocks_on, philox, philox_torch
+from weft.rng.philox import blocks_in_a_row, blocks_on, philox
 
 CPU = torch.device("cpu")
 FULL = (1 << 64) - 1
@@ -31,74 +30,51 @@ KNOWN = [  # counter, key, answer: from kat_vectors of Random123, philox4x64 10
 ]
 
 
+def _by_definition(counter: Any, key: Any) -> tuple[int, ...]:
+    """Philox 4x64-10 on Python's integers."""
+    a, b, c, d = counter
+    first, second = key
+    for _ in range(10):
+        high0, low0 = divmod(a * 0xD2E7470EE14C6C93, 1 << 64)
+        high1, low1 = divmod(c * 0xCA5A826395121157, 1 << 64)
+        a, b, c, d = high1 ^ b ^ first, low1, high0 ^ d ^ second, low0
+        first, second = (first + 0x9E3779B97F4A7C15) & FULL, (second + 0xBB67AE8584CAA73B) & FULL
+    return a, b, c, d
+
+
+def _of(counters: Any, key: Any) -> list[tuple[int, ...]]:
+    """The function itself on several counters."""
+    words = np.array(counters, np.uint64).view(np.int64)
+    found = torch.stack(philox(tuple(torch.from_numpy(words).unbind(1)), key), 1)
+    return [tuple(word % (1 << 64) for word in block) for block in found.tolist()]
+
+
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_known_answers(counter: Any, key: Any, answer: Any) -> None:
-    in_numpy = philox(tuple(np.array([word], np.uint64) for word in counter), key)
-    assert tuple(int(word[0]) for word in in_numpy) == answer
-    words = tuple(
-        torch.from_numpy(np.array([word], np.uint64).view(np.int64)) for word in counter
-    )
-    in_torch = philox_torch(words, key)
-    assert tuple(int(word[0]) % (1 << 64) for word in in_torch) == answer
+    assert _by_definition(counter, key) == answer
+    assert _of([counter], key) == [answer]
 
 
 @pytest.mark.parametrize("key", [(0, 0), (1, 2), (FULL, FULL), (0x9E3779B97F4A7C15, 1 << 63)])
 @pytest.mark.parametrize("sub", [0, 1, 77])
 @pytest.mark.parametrize("first", [0, 5, (1 << 32) - 3, 1 << 40])
-def test_the_three_bodies_agree(key: Any, sub: int, first: int) -> None:
-    blocks = np.arange(first, first + 9)
+def test_the_bodies_agree(key: Any, sub: int, first: int) -> None:
     row = blocks_in_a_row(key, sub, first, 9).reshape(9, 4)
-    assert (row == blocks_of(key, sub, blocks)).all()
-    assert (row.view(np.int64) == blocks_on(key, sub, torch.from_numpy(blocks)).numpy()).all()
+    blocks = torch.arange(first, first + 9)
+    assert (row.view(np.int64) == blocks_on(key, sub, blocks).numpy()).all()
 
 
 def test_words_of_every_kind() -> None:
-    """Zeros, carries and full words: the two array bodies, which multiply differently."""
-    words = np.array([0, 1, (1 << 32) - 1, 1 << 32, 1 << 63, FULL - 1, FULL], np.uint64)
-    counter = tuple(each.reshape(-1) for each in np.meshgrid(words, words, words, words))
-    in_torch = tuple(torch.from_numpy(word.view(np.int64)) for word in counter)
+    """Zeros, carries and full words."""
+    words = (0, 1, (1 << 32) - 1, 1 << 32, 1 << 63, FULL - 1, FULL)
+    counters = random.Random(0).sample([*itertools.product(words, repeat=4)], 300)
     for key in ((0, 0), (FULL, 1), (0x9E3779B97F4A7C15, FULL)):
-        expected = philox_torch(in_torch, key)
-        for one, other in zip(philox(counter, key), expected):
-            assert (one.view(np.int64) == other.numpy()).all()
+        assert _of(counters, key) == [_by_definition(counter, key) for counter in counters]
 
 
 def test_a_block_is_what_random123_says_of_its_counter() -> None:
-    counter = tuple(np.array([word], np.uint64) for word in (6 + 1, 3, 0, 0))
-    words = np.concatenate(philox(counter, (11, 12)))
-    assert (blocks_in_a_row((11, 12), 3, 6, 1) == words).all()
-
-
-@pytest.mark.parametrize("words", [
-    words for num in range(1, 5) for words in itertools.combinations(range(4), num)
-])
-@pytest.mark.parametrize("same", [(), (1, 2, 3), (0, 2), (1,), (0, 1, 2, 3)])
-def test_words_by_themselves(words: Any, same: Any) -> None:
-    """Only what they depend on is computed, and what is one number for all of them once."""
-    draw = np.random.Generator(np.random.PCG64(0))
-    counter: list[Any] = [draw.integers(0, FULL, 5, np.uint64, endpoint=True) for _ in range(4)]
-    for place in same:
-        counter[place][:] = counter[place][0]
-    expected = philox(tuple(counter), (FULL, 7))
-    for place in same:
-        counter[place] = int(counter[place][0])
-    found = philox(tuple(counter), (FULL, 7), words)
-    assert len(found) == len(words)
-    assert all((one == expected[word]).all() for one, word in zip(found, words))
-
-
-@pytest.mark.parametrize(("num", "count", "step", "way"), [
-    (1 << 16, 1, 8, "_by_span"), (1 << 16, 1, 16, "_by_span"), (1 << 16, 1, 64, "_scattered"),
-    (1 << 16, 1, 61, "_scattered"), (1 << 13, 8, 64, "_scattered"), (1 << 13, 8, 16, "_by_span"),
-    (12, 1, 64, "_by_span"), (12, 1, 61, "_by_span"), (4, 8, 9999, "_by_run"),
-])
-def test_the_way_that_is_chosen(
-    num: int, count: int, step: int, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cheapest, as measured: a call of the array body costs what 50,000 lanes in a row do."""
-    for name in ("_by_run", "_by_span", "_scattered"):
-        monkeypatch.setattr(ways, name, lambda *_, name=name: name)
-    assert ways.lanes_in_numpy((1, 2), 0, range(6, 6 + num * step, step), count) == way
+    (words,) = _of([(6 + 1, 3, 0, 0)], (11, 12))
+    assert tuple(blocks_in_a_row((11, 12), 3, 6, 1).tolist()) == words
 
 
 def _boxes(num: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
@@ -136,27 +112,27 @@ def test_an_element_has_the_lanes_of_its_index() -> None:
     shape, key = (3, 7), (21, 22)
     found = Source.whole(key, shape, CPU).bits32().flatten().tolist()
     for index in range(math.prod(shape)):
-        counter = tuple(np.array([word], np.uint64) for word in (index // 8 + 1, 0, 0, 0))
-        block = np.concatenate(philox(counter, key)).view(np.int32)
-        assert found[index] == block[index % 8]
+        block = np.array(_of([(index // 8 + 1, 0, 0, 0)], key), np.uint64).reshape(-1)
+        assert found[index] == block.view(np.int32)[index % 8]
 
 
 def test_all_ways_to_the_lanes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
+    monkeypatch.setattr(lanes, "compiled", None)
     for _ in range(60):
-        count, num = draw.randint(1, 40), draw.randint(2, 12)
-        first, step = draw.randint(0, 3000), draw.randint(1, 300)
-        evenly = range(first, first + num * step, step)
-        anyhow = np.sort(np.array([draw.randint(0, 3000) for _ in range(num)]))
-        for starts in (evenly, np.array(evenly), anyhow):
-            expected = np.stack([ways._row((5, 6), 0, int(start), count) for start in starts])
-            for way in (ways._by_run, ways._by_span, ways._scattered):
-                assert (way((5, 6), 0, starts, count) == expected).all(), way
-            with monkeypatch.context() as patched:
-                patched.setattr(ways, "_MANY", 1)  # runs of one offset by themselves
-                assert (ways._scattered((5, 6), 0, starts, count) == expected).all()
-            found = lanes._on_device((5, 6), 0, np.array(starts), count, CPU)
-            assert (found.numpy() == expected).all()
+        count, num = draw.randint(1, 40), draw.randint(1, 12)
+        starts = np.sort(np.array([draw.randint(0, 3000) for _ in range(num)]))
+        firsts = [(int(start) // 8, int(start) % 8) for start in starts]
+        expected = np.stack([
+            blocks_in_a_row((5, 6), 0, block, 7).view(np.int32)[offset : offset + count]
+            for block, offset in firsts
+        ])
+        for lanes_of_a_row in (1, 100, 1 << 13):
+            monkeypatch.setattr(lanes, "_ROW", lanes_of_a_row)
+            monkeypatch.setattr(lanes, "_APART", draw.choice([1, 16]))
+            assert (lanes.lanes((5, 6), 0, starts, count, CPU).numpy() == expected).all()
+        found = lanes._on_device((5, 6), 0, starts, count, CPU)
+        assert (found.numpy() == expected).all()
 
 
 @compiled
@@ -170,12 +146,12 @@ def test_compiled_lanes(key: Any, sub: int) -> None:
                        (2041, 2), (4080, 2), (9000, 2), (draw.randint(1, 99), 50)]:
         first = draw.choice([0, 5, (1 << 43) - 3 * count])
         for starts in (
-            range(first, first + num), range(first, first + num * 5, 5),
-            range(first, first + num * (count + 61), count + 61),
+            np.arange(first, first + num), np.arange(first, first + num * 5, 5),
+            np.arange(first, first + num * (count + 61), count + 61),
             first + np.array([draw.randint(0, 50 * count) for _ in range(num)]),
         ):
             found = lanes.lanes(key, sub, starts, count, CPU)
-            places = runs.array_of(starts)[:, None] + np.arange(count)
+            places = starts[:, None] + np.arange(count)
             least, most = int(places.min()) // 8, int(places.max()) // 8
             words = blocks_in_a_row(key, sub, least, most - least + 1).view(np.int32)
             assert found.shape == (num, count)
@@ -207,7 +183,7 @@ def test_pieces_are_all_runs(limit: int) -> None:
         for piece in table.pieces(limit):
             part = found[piece.rows, piece.start : piece.stop]
             assert (part == -1).all() and len(part) == len(piece.starts)
-            part[...] = np.array(piece.starts)[:, None] + np.arange(piece.stop - piece.start)
+            part[...] = piece.starts[:, None] + np.arange(piece.stop - piece.start)
         assert (found.reshape(-1) == expected.reshape(-1)).all(), (shape, box)
 
 
@@ -227,9 +203,6 @@ def test_values_do_not_depend_on_the_pieces(chunk: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("body", ["torch", "numpy"])
 def test_other_bodies_give_the_same_values(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an accelerator does, on the CPU; and what a CPU does without the compiled body."""
-    def on_device(key: Any, sub: int, starts: Any, count: int, device: Any) -> torch.Tensor:
-        return lanes._on_device(key, sub, runs.array_of(starts), count, device)
-
     def draws(part: Source) -> list[torch.Tensor]:
         return [
             part.bits64(), samples.unit(part, torch.float32), samples.unit(part, torch.bfloat16),
@@ -244,7 +217,7 @@ def test_other_bodies_give_the_same_values(body: str, monkeypatch: pytest.Monkey
         expected = draws(part)
         with monkeypatch.context() as patched:
             if body == "torch":
-                patched.setattr(source, "lanes", on_device)
+                patched.setattr(source, "lanes", lanes._on_device)
             else:
                 patched.setattr(lanes, "compiled", None)
             assert all(map(torch.equal, draws(part), expected))

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.comm.recorded_groups import Registry
 from weft.comm.recording import RecordingWorld
-from weft.core.scopes import setting
+from weft.core.scopes import Inside, setting
 
 __all__ = ["alone", "is_alone"]
 
@@ -31,32 +31,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class _Replaced:
-    """How many threads are inside, and what was there before the first."""
-
-    def __init__(self) -> None:
-        self.users, self.lock = 0, threading.Lock()
-        self.originals: list[tuple[Any, str, Any]] = []
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self.lock:
-            self.users += 1
-            if self.users == 1:
-                for module, name, make in _PLACES:
-                    original = getattr(module, name)
-                    self.originals.append((module, name, original))
-                    setattr(module, name, make(original))
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.users -= 1
-                while not self.users and self.originals:
-                    setattr(*self.originals.pop())
-
-
-_replaced = _Replaced()
+_alone = Inside()
+_originals: list[tuple[Any, str, Any]] = []
 
 
 def is_alone() -> bool:
@@ -69,8 +45,22 @@ def alone(world: RecordingWorld) -> Iterator[None]:
     """Inside, this thread saves nothing, loads tensors without their data, and is the world's rank
     for torch.distributed, but with no process to wait for."""
     registry = world.registry = Registry(world)
-    with setting(_thread, registry=registry), _replaced.held():
+    with setting(_thread, registry=registry), _alone.counted():
         yield
+
+
+def _replace() -> None:
+    """While any thread is alone, functions of torch are others."""
+    if _alone.on and not _originals:
+        for module, name, make in _PLACES:
+            original = getattr(module, name)
+            _originals.append((module, name, original))
+            setattr(module, name, make(original))
+    while not _alone.on and _originals:
+        setattr(*_originals.pop())
+
+
+_alone.changed = _replace
 
 
 def _inside(do: Any) -> Any:

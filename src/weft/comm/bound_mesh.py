@@ -21,7 +21,7 @@ from torch.distributed import device_mesh
 from weft.comm.collective_call import PROCESS, CollectiveCall, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
-from weft.errors import MeshError, ShardTypeError, message
+from weft.errors import MeshError, ShardTypeError
 
 __all__ = ["BoundMesh", "Rows", "World", "innermost_mesh", "live_meshes"]
 
@@ -280,10 +280,9 @@ class BoundMesh(Mesh):
     def _one_axis(self, mesh_dim: AxisName | None, call: str) -> int:
         if mesh_dim is None and self.ndim != 1:
             raise MeshError(
-                message(call, f"mesh_dim is None and {self} has {self.ndim} axes",
-                        "mesh_dim may be left out on a mesh of one axis", ["mesh_dim=None"],
-                        f"mesh.{call}({self.axis_names[0]!r})" if self.ndim else "Mesh((1,))")
-            )
+                call, f"mesh_dim is None and {self} has {self.ndim} axes",
+                "mesh_dim may be left out on a mesh of one axis", ["mesh_dim=None"],
+                f"mesh.{call}({self.axis_names[0]!r})" if self.ndim else "Mesh((1,))")
         return self.axis(0 if mesh_dim is None else mesh_dim, call)
 
     # The default mesh of the thread.
@@ -343,28 +342,21 @@ def _device(device_type: str) -> torch.device:
     if found is None or found.index is not None:
         kind = "cuda" if found is None else found.type
         raise ShardTypeError(
-            message("init_mesh(device_type)", f"{device_type!r} is no type of device",
-                    "a type is cpu, cuda or another that torch knows; each rank has its own device "
-                    "of it", [repr(device_type)], f"weft.init_mesh(axes, {kind!r})")
-        )
+            "init_mesh(device_type)", f"{device_type!r} is no type of device",
+            "a type is cpu, cuda or another that torch knows; each rank has its own device "
+            "of it", [repr(device_type)], f"weft.init_mesh(axes, {kind!r})")
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
 
 
 def _outside(call: str, rank: int, where: str) -> MeshError:
     return MeshError(
-        message(
-            call, f"rank {rank} is outside {where}",
-            "a rank outside a mesh takes part in no collective of that mesh",
-            [rank], "if mesh.here is not None: ...",
-        )
-    )
+        call, f"rank {rank} is outside {where}",
+        "a rank outside a mesh takes part in no collective of that mesh",
+        [rank], "if mesh.here is not None: ...")
 
 
 def _no_groups(call: str, mesh: BoundMesh) -> MeshError:
     return MeshError(
-        message(
-            call, f"{mesh} lives in a {type(mesh.world).__name__}, which has no process groups",
-            "torch's process groups exist only over torch.distributed", [call],
-            "mesh.comm((axis,)), the communicator that exists in every world",
-        )
-    )
+        call, f"{mesh} lives in a {type(mesh.world).__name__}, which has no process groups",
+        "torch's process groups exist only over torch.distributed", [call],
+        "mesh.comm((axis,)), the communicator that exists in every world")

@@ -31,66 +31,8 @@ _OF_WARNINGS = ("filters", "showwarning", "_showwarnmsg_impl")
 """What `warnings.catch_warnings` replaces."""
 
 
-_KERNELS = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
-"""Of attention, which `sdpa_kernel` allows or not."""
-_IS_ALLOWED: Any = [getattr(torch._C, f"_get_{name}_sdp_enabled") for name in _KERNELS]
-_ALLOW: Any = [getattr(torch._C, f"_set_sdp_use_{name}") for name in _KERNELS]
-
-
-class GlobalState:
-    """All of this at one moment. `before`: an earlier state, whose equal parts may be reused."""
-
-    __slots__ = (
-        "anomaly", "attention", "deterministic", "dtype", "generators", "mutation", "num_threads",
-        "parametrized", "precision", "random", "states", "warnings",
-    )
-
-    def __init__(
-        self, generators: Sequence[torch.Generator], before: GlobalState | None = None
-    ) -> None:
-        self.dtype = torch.get_default_dtype()
-        self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-        self.mutation = graph._allow_mutation_on_saved_tensors_enabled
-        self.parametrized = parametrize._cache_enabled, parametrize._cache
-        self.deterministic = _deterministic()
-        self.attention = _attention()
-        self.precision = torch.get_float32_matmul_precision()
-        self.num_threads = torch.get_num_threads()
-        self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
-        self.random = RandomState(None if before is None else before.random)
-        self.generators = (*generators, *CARRIED)
-        self.states = [generator.get_state() for generator in self.generators]
-
-    def restore(self) -> None:
-        """Restore this state."""
-        if torch.get_default_dtype() != self.dtype:
-            torch.set_default_dtype(self.dtype)
-        torch.set_anomaly_enabled(*self.anomaly)
-        graph._allow_mutation_on_saved_tensors_enabled = self.mutation
-        parametrize._cache_enabled = self.parametrized[0]
-        parametrize._cache = self.parametrized[1].copy()  # ranks begin with the same object
-        if _deterministic() != self.deterministic:
-            is_on, warn_only, fills = self.deterministic
-            torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
-            torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-        if _attention() != self.attention:
-            for allow, is_allowed in zip(_ALLOW, self.attention):
-                allow(is_allowed)
-        if torch.get_float32_matmul_precision() != self.precision:
-            torch.set_float32_matmul_precision(self.precision)
-        if torch.get_num_threads() != self.num_threads:
-            torch.set_num_threads(self.num_threads)
-        if _WARNINGS.filters is not self.warnings[0]:
-            for name, value in zip(_OF_WARNINGS, self.warnings):
-                setattr(_WARNINGS, name, value)
-            _WARNINGS._filters_mutated()  # given warnings are remembered per set of filters
-        self.random.restore()
-        for generator, state in zip(self.generators, self.states):
-            generator.set_state(state)
-
-
-def _attention() -> list[bool]:
-    return [is_allowed() for is_allowed in _IS_ALLOWED]
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
 def _deterministic() -> tuple[bool, bool, bool]:
@@ -99,3 +41,52 @@ def _deterministic() -> tuple[bool, bool, bool]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
     )
+
+
+def _set_deterministic(state: tuple[bool, bool, bool]) -> None:
+    is_on, warn_only, fills = state
+    torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+_PARTS: list[tuple[Any, Any]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_anomaly, lambda state: torch.set_anomaly_enabled(*state)),
+    (_deterministic, _set_deterministic),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_num_threads, torch.set_num_threads),
+    *[(getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}"))
+      for name in ("cudnn", "flash", "math", "mem_efficient", "overrideable")],
+]
+"""What tells a part of the state, and what sets it where it is another."""
+
+
+class GlobalState:
+    """All of this at one moment. `before`: an earlier state, whose equal parts may be reused."""
+
+    def __init__(
+        self, generators: Sequence[torch.Generator], before: GlobalState | None = None
+    ) -> None:
+        self.parts = [told() for told, _ in _PARTS]
+        self.mutation = graph._allow_mutation_on_saved_tensors_enabled
+        self.parametrized = parametrize._cache_enabled, parametrize._cache
+        self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
+        self.random = RandomState(None if before is None else before.random)
+        self.generators = (*generators, *CARRIED)
+        self.states = [generator.get_state() for generator in self.generators]
+
+    def restore(self) -> None:
+        """Restore this state."""
+        for (told, set_), part in zip(_PARTS, self.parts):
+            if told() != part:
+                set_(part)
+        graph._allow_mutation_on_saved_tensors_enabled = self.mutation
+        parametrize._cache_enabled = self.parametrized[0]
+        parametrize._cache = self.parametrized[1].copy()  # ranks begin with the same object
+        if _WARNINGS.filters is not self.warnings[0]:
+            for name, value in zip(_OF_WARNINGS, self.warnings):
+                setattr(_WARNINGS, name, value)
+            _WARNINGS._filters_mutated()  # given warnings are remembered per set of filters
+        self.random.restore()
+        for generator, state in zip(self.generators, self.states):
+            generator.set_state(state)

@@ -20,17 +20,13 @@ from weft.comm.pending_buffers import lend
 from weft.comm.point_to_point import UnderWay
 from weft.comm.source import source_line
 from weft.core import AxisName
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError
 
 __all__ = ["GroupCalls", "backend_of", "gave_up"]
 
 
 class GroupCalls(Communicator):
     """A communicator over one process group, except its collectives."""
-
-    __slots__ = (
-        "__weakref__", "group", "in_order", "lends", "places", "roll", "under_way",
-    )
 
     group: dist.ProcessGroup | None
 
@@ -119,13 +115,10 @@ def backend_of(group: Any, device_type: str) -> str | None:
 
 def _ended(op: str, where: str) -> CommunicationError:
     return CommunicationError(
-        message(
-            f"{op} over {where}", "the world that its mesh was bound in has ended",
-            "a mesh lives as long as the default process group that it was bound under: until "
-            "that is destroyed, or the process ends", [where],
-            "make the mesh again, under the process group that there is now: weft.init_mesh(...)",
-        )
-    )
+        f"{op} over {where}", "the world that its mesh was bound in has ended",
+        "a mesh lives as long as the default process group that it was bound under: until "
+        "that is destroyed, or the process ends", [where],
+        "make the mesh again, under the process group that there is now: weft.init_mesh(...)")
 
 
 def gave_up(
@@ -135,12 +128,9 @@ def gave_up(
     reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
     known = roll.last_words(ranks, f"stopped at {op} over {where}, at {source_line()}")
     return CommunicationError(
-        message(
-            f"{op.split()[0]} over {where}", f"rank {roll.rank} stopped waiting: {reason}",
-            f"every rank of a group issues the same collectives, each within the timeout "
-            f"({timeout().total_seconds():g} s), and lives until all are done", lines(known),
-            "see the first error that any rank printed; no `if rank == 0:` around what "
-            "communicates; WEFT_DEBUG=1 compares what the ranks ask for before they do it; if "
-            "ranks merely need longer, WEFT_TIMEOUT=600",
-        )
-    )
+        f"{op.split()[0]} over {where}", f"rank {roll.rank} stopped waiting: {reason}",
+        f"every rank of a group issues the same collectives, each within the timeout "
+        f"({timeout().total_seconds():g} s), and lives until all are done", lines(known),
+        "see the first error that any rank printed; no `if rank == 0:` around what "
+        "communicates; WEFT_DEBUG=1 compares what the ranks ask for before they do it; if "
+        "ranks merely need longer, WEFT_TIMEOUT=600")

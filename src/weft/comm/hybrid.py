@@ -11,7 +11,7 @@ from typing import Any
 from weft.comm.bound_mesh import BoundMesh
 from weft.comm.init import init_mesh, this_world
 from weft.core.torus import assign, devices_in_order, in_blocks
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 
 __all__ = ["hybrid_mesh", "hybrid_ranks"]
 
@@ -72,11 +72,10 @@ def hybrid_ranks(
     size = this_world().size
     if math.prod(fast) * math.prod(slow) != size:
         raise MeshError(
-            message("hybrid_mesh", f"fast {tuple(fast)} times slow {tuple(slow)} is "
-                    f"{math.prod(fast) * math.prod(slow)}, and the world has {size} ranks",
-                    "the mesh holds every rank once", [tuple(fast), tuple(slow)],
-                    "lengths whose product is the number of ranks")
-        )
+            "hybrid_mesh", f"fast {tuple(fast)} times slow {tuple(slow)} is "
+            f"{math.prod(fast) * math.prod(slow)}, and the world has {size} ranks",
+            "the mesh holds every rank once", [tuple(fast), tuple(slow)],
+            "lengths whose product is the number of ranks")
     blocks = _blocks(_hosts(hosts, size), math.prod(slow), math.prod(fast))
     if coordinates is not None:
         placed = [tuple(place) for place in coordinates]
@@ -93,9 +92,8 @@ def _hosts(hosts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
         return list(init_mesh(size).comm((0,)).exchange(name)) if size > 1 else [name]
     if len(hosts) != size:
         raise MeshError(
-            message("hybrid_mesh(hosts=)", f"{len(hosts)} hosts are given for {size} ranks",
-                    "each rank has a host", [f"{len(hosts)} hosts"], f"hosts=[0] * {size}")
-        )
+            "hybrid_mesh(hosts=)", f"{len(hosts)} hosts are given for {size} ranks",
+            "each rank has a host", [f"{len(hosts)} hosts"], f"hosts=[0] * {size}")
     return list(hosts)
 
 
@@ -111,12 +109,11 @@ def _blocks(hosts: Sequence[Hashable], num_blocks: int, length: int) -> list[lis
              if len(ranks) != length]
     if wrong or len(of_host) != num_blocks:
         raise MeshError(
-            message("hybrid_mesh", f"{len(of_host)} hosts have "
-                    f"{sorted(map(len, of_host.values()))} ranks; the slow lengths make "
-                    f"{num_blocks} blocks of {length}",
-                    "each host is one block", wrong or [f"{len(of_host)} hosts"],
-                    "slow lengths whose product is the number of hosts, or hosts=")
-        )
+            "hybrid_mesh", f"{len(of_host)} hosts have "
+            f"{sorted(map(len, of_host.values()))} ranks; the slow lengths make "
+            f"{num_blocks} blocks of {length}",
+            "each host is one block", wrong or [f"{len(of_host)} hosts"],
+            "slow lengths whose product is the number of hosts, or hosts=")
     if all(isinstance(host, Integral) for host in of_host):
         return [of_host[host] for host in sorted(of_host)]
     return list(of_host.values())

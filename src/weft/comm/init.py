@@ -26,7 +26,7 @@ from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
 from weft.core.arguments import MeshLike
-from weft.errors import CommunicationError, MeshError, ShardTypeError, message
+from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = [
     "as_bound_mesh", "current_mesh", "get_global_mesh", "init_mesh", "set_global_mesh",
@@ -103,10 +103,9 @@ def _bound(axes: Any, device_type: str, ranks: Iterable[int] | None, call: str) 
     """The mesh of these axes on this rank; `call` names the argument in an error."""
     if not isinstance(axes, Mesh) and _sizes_of(axes).count(-1) > 1:
         raise MeshError(
-            message(call, f"{_sizes_of(axes).count(-1)} sizes of {axes!r} are -1",
-                    "one size may be left out, as -1: it takes all ranks that the others leave",
-                    [repr(axes)], 'weft.init_mesh({"dp": -1, "tp": 2})')
-        )
+            call, f"{_sizes_of(axes).count(-1)} sizes of {axes!r} are -1",
+            "one size may be left out, as -1: it takes all ranks that the others leave",
+            [repr(axes)], 'weft.init_mesh({"dp": -1, "tp": 2})')
     if not _leaves_out(axes):  # what is wrong with it comes before a world starts
         axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
     if _made_up() is None and process_world() is None:
@@ -139,11 +138,10 @@ def _inferred(axes: Any, num_ranks: int) -> Any:
     known = -math.prod(_sizes_of(axes))
     if num_ranks % known:
         raise MeshError(
-            message("init_mesh(axes)", f"axes is {axes!r}: the sizes that are given make {known}, "
-                    f"and there are {num_ranks} ranks", "the size that is left out takes all ranks "
-                    "that the others leave", [f"{num_ranks} ranks by {known}"],
-                    "sizes that divide the number of ranks")
-        )
+            "init_mesh(axes)", f"axes is {axes!r}: the sizes that are given make {known}, "
+            f"and there are {num_ranks} ranks", "the size that is left out takes all ranks "
+            "that the others leave", [f"{num_ranks} ranks by {known}"],
+            "sizes that divide the number of ranks")
     if isinstance(axes, Mapping):
         return {name: num_ranks // known if size == -1 else size for name, size in axes.items()}
     if isinstance(axes, int):
@@ -153,11 +151,10 @@ def _inferred(axes: Any, num_ranks: int) -> Any:
 
 def _no_sizes(device_type: str) -> ShardTypeError:
     return ShardTypeError(
-        message("init_mesh(axes)", f"axes is {device_type!r}, and no sizes follow",
-                "a mesh is made of sizes of axes; where the device type stands first, as in torch, "
-                "they come next", [repr(device_type)],
-                f'weft.init_mesh({{"dp": 2, "tp": 2}}, "{device_type}")')
-    )
+        "init_mesh(axes)", f"axes is {device_type!r}, and no sizes follow",
+        "a mesh is made of sizes of axes; where the device type stands first, as in torch, "
+        "they come next", [repr(device_type)],
+        f'weft.init_mesh({{"dp": 2, "tp": 2}}, "{device_type}")')
 
 
 def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:
@@ -166,12 +163,11 @@ def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:
     fits = isinstance(sizes, Sequence) and len(sizes) == len(names) == len(set(names))
     if not fits or isinstance(names, str):
         raise MeshError(
-            message("init_mesh(mesh_dim_names=)", f"the axes are {axes!r}, the names {names!r}",
-                    "there is one name for each size, and no two are the same; a map of axes has "
-                    "its names", [repr(names)],
-                    'weft.init_mesh((2, 2), mesh_dim_names=("dp", "tp")), or '
-                    'weft.init_mesh({"dp": 2, "tp": 2})')
-        )
+            "init_mesh(mesh_dim_names=)", f"the axes are {axes!r}, the names {names!r}",
+            "there is one name for each size, and no two are the same; a map of axes has "
+            "its names", [repr(names)],
+            'weft.init_mesh((2, 2), mesh_dim_names=("dp", "tp")), or '
+            'weft.init_mesh({"dp": 2, "tp": 2})')
     return dict(zip(names, sizes))
 
 
@@ -196,11 +192,10 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
         return mesh
     if mesh is None:
         raise MeshError(
-            message(call, "no mesh is given, and there is no default mesh",
-                    "a call without a mesh takes that of the innermost `with mesh:`, else the "
-                    "global one", ["no mesh"],
-                    'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
-        )
+            call, "no mesh is given, and there is no default mesh",
+            "a call without a mesh takes that of the innermost `with mesh:`, else the "
+            "global one", ["no mesh"],
+            'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
     if isinstance(mesh, Mesh):
         return this_world().bound(mesh) or _bound(mesh, _default_device_type(), None, call)
     adopted = this_world().adopt(mesh) if isinstance(mesh, DeviceMesh) else None
@@ -213,10 +208,9 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
         fix = f"weft.init_mesh({mesh!r})"
     said = "it" if isinstance(mesh, torch.Tensor) else repr(mesh)  # not all of its values
     raise ShardTypeError(
-        message(call, f"{said} is of type {type(mesh).__name__}",
-                "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
-                [type(mesh).__name__ if said == "it" else said], fix)
-    )
+        call, f"{said} is of type {type(mesh).__name__}",
+        "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
+        [type(mesh).__name__ if said == "it" else said], fix)
 
 
 def current_mesh() -> BoundMesh | None:
@@ -306,10 +300,9 @@ def _of_this_start(store: dist.Store, rank: int, size: int) -> dist.Store:
     while rank and (number == 0 or starts.add(f"rank {rank} in start {number}", 1) > 1):
         if time.monotonic() > end:
             raise CommunicationError(
-                message("init_mesh(axes)", f"rank 0 of {size} has not come within "
-                        f"{timeout().total_seconds():g} s", "all ranks that a launcher starts meet",
-                        [f"rank {rank} waits"], "look at the output of rank 0")
-            )
+                "init_mesh(axes)", f"rank 0 of {size} has not come within "
+                f"{timeout().total_seconds():g} s", "all ranks that a launcher starts meet",
+                [f"rank {rank} waits"], "look at the output of rank 0")
         time.sleep(0.05)
         number = starts.add("starts", 0)
     return dist.PrefixStore(f"start {number}", starts)
@@ -331,13 +324,10 @@ def _check_fits(value: Mesh, world: World, call: str) -> None:
     count = max(value.size(), max(ranks) + 1)
     given = axes if value.ranks is None else repr(value)
     raise MeshError(
-        message(
-            call, f"{value!r} needs {value.size()} ranks up to rank {max(ranks)}, "
-            f"the world has {world.size}",
-            "a mesh lies within the world: the simulated ranks of weft.testing.run, "
-            "or the processes of torch.distributed or torchrun, or else this process alone",
-            outside,
-            f"weft run -n {count} script.py, or in one process:\n"
-            f"weft.testing.run(fn, num_ranks={count}, mesh={given})",
-        )
-    )
+        call, f"{value!r} needs {value.size()} ranks up to rank {max(ranks)}, "
+        f"the world has {world.size}",
+        "a mesh lies within the world: the simulated ranks of weft.testing.run, "
+        "or the processes of torch.distributed or torchrun, or else this process alone",
+        outside,
+        f"weft run -n {count} script.py, or in one process:\n"
+        f"weft.testing.run(fn, num_ranks={count}, mesh={given})")

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError
 
 __all__ = ["did_not_meet", "environment_of"]
 
@@ -85,11 +85,10 @@ def did_not_meet(known: Mapping[str, str], reason: Exception, limit_s: float) ->
                "ranks")
     place = f"{known['MASTER_ADDR']}:{known.get('MASTER_PORT', '(no MASTER_PORT)')}"
     return CommunicationError(
-        message("init_mesh(axes)", f"rank {known['RANK']} of {size} has not met the others at "
-                f"{place}: {told}", f"all ranks that a launcher starts meet within {limit_s:g} s "
-                "(WEFT_TIMEOUT), at MASTER_ADDR and MASTER_PORT, where rank 0 listens", [place],
-                fix)
-    )
+        "init_mesh(axes)", f"rank {known['RANK']} of {size} has not met the others at "
+        f"{place}: {told}", f"all ranks that a launcher starts meet within {limit_s:g} s "
+        "(WEFT_TIMEOUT), at MASTER_ADDR and MASTER_PORT, where rank 0 listens", [place],
+        fix)
 
 
 def _address(launcher: _Launcher, known: Mapping[str, str]) -> str:
@@ -100,13 +99,12 @@ def _address(launcher: _Launcher, known: Mapping[str, str]) -> str:
         return "127.0.0.1"
     here = known.get(launcher.local_size)
     raise CommunicationError(
-        message("init_mesh(axes)", f"{launcher.name} has started {known[launcher.size]} ranks, "
-                f"{here or 'an unknown number'} of them on this machine",
-                "ranks on several machines meet at the address of rank 0, which srun and torchrun "
-                "tell, and other launchers do not", ["MASTER_ADDR is not set"],
-                "mpirun -x MASTER_ADDR=$(hostname) ..., or mpiexec -genv MASTER_ADDR $(hostname) "
-                "..., on the machine of rank 0")
-    )
+        "init_mesh(axes)", f"{launcher.name} has started {known[launcher.size]} ranks, "
+        f"{here or 'an unknown number'} of them on this machine",
+        "ranks on several machines meet at the address of rank 0, which srun and torchrun "
+        "tell, and other launchers do not", ["MASTER_ADDR is not set"],
+        "mpirun -x MASTER_ADDR=$(hostname) ..., or mpiexec -genv MASTER_ADDR $(hostname) "
+        "..., on the machine of rank 0")
 
 
 def _port(launcher: _Launcher, known: Mapping[str, str]) -> int:

@@ -29,7 +29,7 @@ from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
 from weft.core import AxisName, Mesh, as_mesh
 from weft.core.scopes import setting
-from weft.errors import CommunicationError, MeshError, message
+from weft.errors import CommunicationError, MeshError
 
 __all__ = ["ProcessWorld", "backend_for", "process_world"]
 
@@ -229,13 +229,10 @@ def _let_go() -> None:
 def _cannot_split(groups: Sequence[tuple[int, ...]], world_size: int) -> MeshError:
     num_ranks = sum(map(len, groups))
     return MeshError(
-        message(
-            "making a process group",
-            f"{num_ranks} of the world's {world_size} ranks take part, and the default process "
-            "group is bound to a device",
-            "a group bound to a device is split with all its ranks taking part, and those "
-            "outside a mesh take part in nothing",
-            [f"ranks {ranks}" for ranks in groups],
-            "torch.distributed.init_process_group(...) without device_id=",
-        )
-    )
+        "making a process group",
+        f"{num_ranks} of the world's {world_size} ranks take part, and the default process "
+        "group is bound to a device",
+        "a group bound to a device is split with all its ranks taking part, and those "
+        "outside a mesh take part in nothing",
+        [f"ranks {ranks}" for ranks in groups],
+        "torch.distributed.init_process_group(...) without device_id=")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from weft.comm.crew import Route
 from weft.comm.recording import Recorded, RecordingWorld
 from weft.core import AxisName
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError
 
 __all__ = ["RecordedGroup", "Registry"]
 
@@ -223,10 +223,10 @@ class RecordedGroup(dist.ProcessGroup):
         nbytes, value = sent
         if nbytes != x.nbytes:
             raise CommunicationError(
-                message("torch.distributed.recv", f"rank {between[0]} sends {nbytes} bytes, and "
-                        f"rank {between[1]} receives {x.nbytes}",
-                        "a message has one size at both ends", [tuple(x.shape)],
-                        "a tensor of the shape and dtype of what is sent"))
+                "torch.distributed.recv", f"rank {between[0]} sends {nbytes} bytes, and "
+                f"rank {between[1]} receives {x.nbytes}",
+                "a message has one size at both ends", [tuple(x.shape)],
+                "a tensor of the shape and dtype of what is sent")
         if value is not None:
             with _disable_current_modes():
                 value = value.reshape(x.shape)

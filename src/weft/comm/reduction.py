@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.core import KINDS
-from weft.errors import PlacementError, message
+from weft.errors import PlacementError
 
 __all__ = ["check_kind", "reduce_partials"]
 
@@ -62,12 +62,9 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
     else:
         return
     raise PlacementError(
-        message(
-            "reduction",
-            f"{kind!r} of partial values of {str(dtype).removeprefix('torch.')} {fault}", rule,
-            [repr(kind)], 'Partial("sum"), or another dtype',
-        )
-    )
+        "reduction",
+        f"{kind!r} of partial values of {str(dtype).removeprefix('torch.')} {fault}", rule,
+        [repr(kind)], 'Partial("sum"), or another dtype')
 
 
 def reduce_partials(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:

@@ -39,7 +39,7 @@ from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.comm.turns import Runner
 from weft.core import AxisName, Mesh
-from weft.errors import CommunicationError, MeshError, ShardTypeError, message
+from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = [
     "SimulatedRanks", "SimulatedWorld", "current_simulated_world", "mesh_of_ranks", "run_simulated",
@@ -143,13 +143,10 @@ class SimulatedCommunicator(Communicator):
         wrong = pairs_that_differ(self.ranks, splits)
         if wrong:
             raise CommunicationError(
-                message(
-                    f"all_to_all over {self.where}",
-                    f"{len(wrong)} pairs of ranks disagree about the elements between them",
-                    "recv[i] of rank j equals send[j] of rank i", wrong,
-                    "compute both from the same layouts",
-                )
-            )
+                f"all_to_all over {self.where}",
+                f"{len(wrong)} pairs of ranks disagree about the elements between them",
+                "recv[i] of rank j equals send[j] of rank i", wrong,
+                "compute both from the same layouts")
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         def finish(given: list[Tensor]) -> list[Tensor]:
@@ -221,11 +218,10 @@ def run_simulated(
     """
     if inspect.iscoroutinefunction(fn):
         raise ShardTypeError(
-            message("run(fn)", f"{fn.__name__} is a coroutine function: a call of it only makes a "
-                    "coroutine, which nobody awaits", "fn is an ordinary function: ranks are "
-                    "threads, with or without an event loop around the run", [fn.__name__],
-                    "run(lambda mesh: asyncio.run(fn(mesh)))")
-        )
+            "run(fn)", f"{fn.__name__} is a coroutine function: a call of it only makes a "
+            "coroutine, which nobody awaits", "fn is an ordinary function: ranks are "
+            "threads, with or without an event loop around the run", [fn.__name__],
+            "run(lambda mesh: asyncio.run(fn(mesh)))")
     return SimulatedRanks(num_ranks, mesh, device_type).run(fn)
 
 
@@ -263,10 +259,9 @@ def mesh_of_ranks(num_ranks: Any, mesh: Any) -> tuple[Mesh, int]:
     if isinstance(num_ranks, (Mapping, Sequence, Mesh)):
         if mesh is not None:
             raise MeshError(
-                message("run(fn, num_ranks, mesh)", f"num_ranks is the mesh {num_ranks!r}, and "
-                        f"mesh is {mesh!r}", "ranks run on one mesh", [repr(mesh)],
-                        f"run(fn, mesh={mesh!r})")
-            )
+                "run(fn, num_ranks, mesh)", f"num_ranks is the mesh {num_ranks!r}, and "
+                f"mesh is {mesh!r}", "ranks run on one mesh", [repr(mesh)],
+                f"run(fn, mesh={mesh!r})")
         num_ranks, mesh = None, num_ranks
     if mesh is None:
         mesh = (4 if num_ranks is None else num_ranks,)
@@ -275,12 +270,9 @@ def mesh_of_ranks(num_ranks: Any, mesh: Any) -> tuple[Mesh, int]:
     num_ranks = needed if num_ranks is None else num_ranks
     if needed > num_ranks:
         raise MeshError(
-            message(
-                "run(fn, num_ranks, mesh)", f"{value!r} needs {needed} ranks, num_ranks is "
-                f"{num_ranks}", "a mesh lies within the world", [num_ranks],
-                f"run(fn, num_ranks={math.prod(value.axis_sizes)}, mesh=...)",
-            )
-        )
+            "run(fn, num_ranks, mesh)", f"{value!r} needs {needed} ranks, num_ranks is "
+            f"{num_ranks}", "a mesh lies within the world", [num_ranks],
+            f"run(fn, num_ranks={math.prod(value.axis_sizes)}, mesh=...)")
     return value, num_ranks
 
 

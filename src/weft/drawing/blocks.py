@@ -37,6 +37,11 @@ class Band(NamedTuple):
     def is_empty(self) -> bool:
         return self.start == self.stop
 
+    @property
+    def scale(self) -> int:
+        """Its length, to draw by; what is hidden has none."""
+        return 0 if self.hidden else self.stop - self.start
+
 
 class Cell(NamedTuple):
     """A block: the ranks that hold it, one set per partial value if the layout is partial.
@@ -156,6 +161,11 @@ class Grid:
                     need = room(cell.texts()[-1]) if cell else least
                     needs[kind] = max(needs.get(kind, least), need)
         return [needs.get(kind, least) for kind in kinds]
+
+    @staticmethod
+    def sign(row: Band, column: Band) -> str:
+        """What stands for hidden blocks."""
+        return "⋱" if row.hidden and column.hidden else "⋮" if row.hidden else "…"
 
     def title(self, panel: tuple[Band, ...]) -> str:
         """Which part of the tensor a panel is, written as an index: `[0:2, :, :]`."""

@@ -14,8 +14,8 @@ from weft.drawing.facts import named, title
 from weft.drawing.figure import drawable, figure, joined
 from weft.drawing.scene import Scene
 from weft.drawing.svg import svg
-from weft.drawing.text import Line, beside, fitting, lines, plain
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.drawing.text import Line, beside, fitting, length, lines, plain
+from weft.errors import LayoutError, ShardTypeError
 
 if TYPE_CHECKING:  # to draw a layout takes no planner
     from weft.planner import Plan
@@ -64,11 +64,10 @@ class Drawing(str):
         stem, suffix = os.path.splitext(path)
         if suffix not in (".svg", ".txt"):
             raise LayoutError(
-                message("show(out=)", f"{path!r} ends in {suffix!r}",
-                        "show writes .svg and .txt; a .png is drawn by matplotlib, on the "
-                        "command line", [path],
-                        f"out={stem + '.svg'!r}; or weft show ... --out {stem}.png")
-            )
+                "show(out=)", f"{path!r} ends in {suffix!r}",
+                "show writes .svg and .txt; a .png is drawn by matplotlib, on the "
+                "command line", [path],
+                f"out={stem + '.svg'!r}; or weft show ... --out {stem}.png")
         text = self.svg() if suffix == ".svg" else f"{self}\n"
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -139,10 +138,9 @@ def _drawn(what: Any) -> tuple[Layout | Plan, str | None]:
         mesh = as_mesh(what.device_mesh, "show(dtensor)")
         return Layout(mesh, tuple(what.shape), what.placements), str(what.dtype)
     raise ShardTypeError(
-        message("show(what)", f"an object of type {type(what).__name__} has no layout",
-                "a layout, a ShardTensor, a torch DTensor or a plan can be drawn",
-                [type(what).__name__], "weft.show(weft.distribute_tensor(x, mesh, P('dp')))")
-    )
+        "show(what)", f"an object of type {type(what).__name__} has no layout",
+        "a layout, a ShardTensor, a torch DTensor or a plan can be drawn",
+        [type(what).__name__], "weft.show(weft.distribute_tensor(x, mesh, P('dp')))")
 
 
 def _is_plan(what: Any) -> TypeGuard[Plan]:
@@ -158,8 +156,8 @@ def _lines(drawn: Layout | Plan, dtype: str | None, width: int) -> list[Line]:
     half = (width - gap) // 2
     if half >= _HALF:
         left, right = _sides(drawn, half)
-        if all(_length(line) <= half for line in (*left, *right)):
-            return above + beside(left, right, half + gap - max(map(_length, left)))
+        if all(length(line) <= half for line in (*left, *right)):
+            return above + beside(left, right, half + gap - max(map(length, left)))
     left, right = _sides(drawn, width)
     return [*above, *left, [], *right]
 
@@ -170,10 +168,6 @@ def _sides(drawn: Plan, width: int) -> tuple[list[Line], list[Line]]:
     say = title if drawn.src.mesh == drawn.dst.mesh else named
     return (lines(src, colours, f"from {say(drawn.src)}", width),
             lines(dst, colours, f"to {say(drawn.dst)}", width))
-
-
-def _length(line: Line) -> int:
-    return sum(len(text) for text, _ in line)
 
 
 def _scene(drawn: Layout | Plan, dtype: str | None) -> Scene:

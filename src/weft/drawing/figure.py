@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from weft.core import Layout
@@ -96,25 +96,15 @@ def _frame(picture: Grid) -> _Frame:
     least = picture.columns_need(lambda text: text_width(text, 12) + 12, 30.0)
     tall = 50.0
     if len(picture.dims) == 2:
-        rows, columns = (sum(_weights(found)) for found in (picture.rows, picture.columns))
+        rows, columns = (
+            sum([band.scale for band in found]) for found in (picture.rows, picture.columns))
         scaled = width * rows / max(columns, 1)
         if scaled > high:
             width = max(high * columns / max(rows, 1), 160.0)
         tall = max(min(scaled, high), 60.0)
-    widths = shares(_weights(picture.columns), width, least)
-    heights = shares(_weights(picture.rows), tall, [_ROW] * len(picture.rows))
-    return _Frame(_borders(widths), _borders(heights))
-
-
-def _weights(found: Sequence[Band]) -> list[int]:
-    return [0 if band.hidden else band.stop - band.start for band in found]
-
-
-def _borders(lengths: Sequence[float]) -> tuple[float, ...]:
-    out = [0.0]
-    for length in lengths:
-        out.append(out[-1] + length)
-    return tuple(out)
+    widths = shares([band.scale for band in picture.columns], width, least)
+    heights = shares([band.scale for band in picture.rows], tall, [_ROW] * len(picture.rows))
+    return _Frame(*[tuple(accumulate(each, initial=0.0)) for each in (widths, heights)])
 
 
 def _panels(
@@ -150,7 +140,7 @@ def _panel(
     for row, (up, down), in_row in zip(picture.rows, pairwise(frame.ys), cells):
         for column, (left, right), cell in zip(picture.columns, pairwise(frame.xs), in_row):
             if cell is None:
-                sign = "⋱" if row.hidden and column.hidden else "⋮" if row.hidden else "…"
+                sign = picture.sign(row, column)
                 yield Label((left + right) / 2, (up + down) / 2, sign, 14, _GREY)
                 continue
             texts = cell.texts(prefixed)

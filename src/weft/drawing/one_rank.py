@@ -10,7 +10,7 @@ from weft.core import Box, Layout, Mesh
 from weft.core.units import nbytes_text
 from weft.drawing.facts import mesh_text
 from weft.drawing.ranks import ranks_text
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 from weft.planner import (
     AllGather,
     AllReduce,
@@ -46,11 +46,10 @@ def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> l
     if sides == [None, None]:
         meshes = dict.fromkeys((plan.src.mesh, plan.dst.mesh))
         raise LayoutError(
-            message(call, f"rank {rank} is not among those of "
-                    + " or ".join(mesh_text(mesh) for mesh in meshes),
-                    "only a rank of a mesh takes part", [rank],
-                    f"{'--rank' if call == '--rank' else 'rank'} {plan.src.mesh.rank_at(0)}")
-        )
+            call, f"rank {rank} is not among those of "
+            + " or ".join(mesh_text(mesh) for mesh in meshes),
+            "only a rank of a mesh takes part", [rank],
+            f"{'--rank' if call == '--rank' else 'rank'} {plan.src.mesh.rank_at(0)}")
     before, after = (box_text(side) if side else "nothing" for side in sides)
     out = [f"Rank {rank} holds {before}, then {after}"]
     for number, step in enumerate(plan.steps, 1):

@@ -16,7 +16,7 @@ from weft.drawing.colours import Colours
 from weft.drawing.facts import notes
 from weft.drawing.measure import shares
 
-__all__ = ["Line", "beside", "fitting", "lines", "plain", "sketch"]
+__all__ = ["Line", "beside", "fitting", "length", "lines", "plain", "sketch"]
 
 Span = tuple[str, str | None]
 """Text, and the colour behind it (`#rrggbb`)."""
@@ -75,12 +75,12 @@ def plain(found: Sequence[Line]) -> str:
 
 def beside(left: Sequence[Line], right: Sequence[Line], gap: int = _GAP) -> list[Line]:
     """Two pictures next to each other."""
-    margin = max((_length(line) for line in left), default=0) + gap
+    margin = max((length(line) for line in left), default=0) + gap
     out: list[Line] = []
     for number in range(max(len(left), len(right))):
         first = list(left[number]) if number < len(left) else []
         second = list(right[number]) if number < len(right) else []
-        out.append([*first, (" " * (margin - _length(first)), None), *second] if second else first)
+        out.append([*first, (" " * (margin - length(first)), None), *second] if second else first)
     return out
 
 
@@ -146,7 +146,8 @@ def _frame(picture: Grid, width: int, size: tuple[int, int]) -> _Frame:
     want = max(min(want, _room(picture, width)), need)
     if len(picture.dims) == 2:
         # A character is about twice as high as it is wide.
-        rows, columns = (_length_of(bands) for bands in (picture.rows, picture.columns))
+        rows, columns = (
+            sum([band.scale for band in bands]) for bands in (picture.rows, picture.columns))
         scaled = want * rows / max(columns, 1) / 2
         if scaled > high:
             want = max(min(want, round(2 * high * columns / max(rows, 1))), need)
@@ -154,20 +155,12 @@ def _frame(picture: Grid, width: int, size: tuple[int, int]) -> _Frame:
         if num_rows == 1:
             num_lines = max(num_lines, min(3, high))
     # Each is rounded separately, so that equal shards are drawn alike.
-    widths = map(int, shares(_weights(picture.columns), want, least))
-    heights = [round(each) for each in shares(_weights(picture.rows), num_lines, [1] * num_rows)]
+    widths = map(int, shares([band.scale for band in picture.columns], want, least))
+    heights = [round(each) for each in shares(
+        [band.scale for band in picture.rows], num_lines, [1] * num_rows)]
     if len(set(heights)) == 1 and num_lines >= 2 * num_rows:
         heights = [height - (height % 2 == 0) for height in heights]  # labels in the middle
     return _Frame(gutter, tuple(widths), tuple(heights))
-
-
-def _weights(bands: Sequence[Band]) -> list[int]:
-    # What is hidden has no scale.
-    return [0 if band.hidden else band.stop - band.start for band in bands]
-
-
-def _length_of(bands: Sequence[Band]) -> int:
-    return sum(_weights(bands))
 
 
 def _panel(
@@ -197,8 +190,8 @@ def _row(
     out: Line = [(" " * frame.gutter + side, None)]
     for column, cell, width in zip(columns, cells, frame.widths):
         if cell is None:
-            sign = "⋱" if row.hidden and column.hidden else "⋮" if row.hidden else "…"
-            out.append(((sign if middle else "").center(width), None))
+            sign = Grid.sign(row, column) if middle else ""
+            out.append((sign.center(width), None))
         else:
             texts = cell.texts(prefixed)
             shown = next((text for text in texts if _fits(text, width)), texts[-1])
@@ -239,7 +232,7 @@ def _flowed(drawn: Sequence[Sequence[Line]], width: int) -> list[Line]:
     row: list[Line] = []
     for panel in drawn:
         joined = beside(row, panel) if row else list(panel)
-        if row and max(map(_length, joined)) > width:
+        if row and max(map(length, joined)) > width:
             out += [*row, []]
             joined = list(panel)
         row = joined
@@ -250,5 +243,6 @@ def _fits(text: str, width: int) -> bool:
     return len(text) + 2 <= width
 
 
-def _length(line: Line) -> int:
+def length(line: Line) -> int:
+    """Its characters."""
     return sum(len(text) for text, _ in line)

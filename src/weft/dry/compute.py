@@ -14,7 +14,7 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core.arguments import MeshLike
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.transport.network import settle
 
 __all__ = ["Compute", "measure_compute", "rates_by"]
@@ -50,10 +50,9 @@ class Compute:
                 wrong[one.name] = given
         if wrong:
             raise ShardTypeError(
-                message("Compute", ", ".join(f"{name} is {it!r}" for name, it in wrong.items()),
-                        "rates are at least 1 in a second, and a call takes no less than 0 s",
-                        list(wrong), "weft.Compute(4e14, 2e12), weft.measure_compute(mesh)")
-            )
+                "Compute", ", ".join(f"{name} is {it!r}" for name, it in wrong.items()),
+                "rates are at least 1 in a second, and a call takes no less than 0 s",
+                list(wrong), "weft.Compute(4e14, 2e12), weft.measure_compute(mesh)")
 
     def seconds_of(self, flops: float, nbytes: float) -> float:
         """Seconds of one operation."""
@@ -83,9 +82,8 @@ def measure_compute(
     bound = as_bound_mesh(mesh, "measure_compute(mesh)")
     if num_rounds < 1:
         raise ShardTypeError(
-            message("measure_compute(num_rounds)", f"num_rounds is {num_rounds!r}",
-                    "there is a round or more", [num_rounds], "num_rounds=9")
-        )
+            "measure_compute(num_rounds)", f"num_rounds is {num_rounds!r}",
+            "there is a round or more", [num_rounds], "num_rounds=9")
     return rates_by(time.perf_counter, bound, dtype, num_rounds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.dry.compute import Compute
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 
 __all__ = ["DEVICES", "Device", "device_named"]
 
@@ -44,8 +44,7 @@ def device_named(name: str | None) -> Device | None:
     """
     if name is not None and name not in DEVICES:
         raise ShardTypeError(
-            message("dry_run(device)", f"{name!r} is no device",
-                    f"a device is one of {', '.join(DEVICES)}", [name],
-                    'device="h100", or links= and compute= with figures of your own')
-        )
+            "dry_run(device)", f"{name!r} is no device",
+            f"a device is one of {', '.join(DEVICES)}", [name],
+            'device="h100", or links= and compute= with figures of your own')
     return None if name is None else DEVICES[name]

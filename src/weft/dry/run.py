@@ -34,7 +34,7 @@ from weft.dry.stand_ins import (
     mixed_precision,
 )
 from weft.dry.tensors import DryTensors
-from weft.errors import MeshError, ShardTypeError, message
+from weft.errors import MeshError, ShardTypeError
 from weft.planner import Links
 from weft.planner.links import as_links
 from weft.tensor import ShardTensor
@@ -86,15 +86,13 @@ def dry_run(
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
     if not 0 <= rank < value.size():
         raise MeshError(
-            message("dry_run(rank)", f"rank is {rank}, and {value!r} has {value.size()} ranks",
-                    "a dry run is that of one rank of the mesh", [rank],
-                    "dry_run(fn, mesh, rank=0)")
-        )
+            "dry_run(rank)", f"rank is {rank}, and {value!r} has {value.size()} ranks",
+            "a dry run is that of one rank of the mesh", [rank],
+            "dry_run(fn, mesh, rank=0)")
     if steps is not None and steps < 1:
         raise ShardTypeError(
-            message("dry_run(steps)", f"steps is {steps!r}", "a program ends after a step or more, "
-                    "or by itself", [steps], "steps=2, steps=None")
-        )
+            "dry_run(steps)", f"steps is {steps!r}", "a program ends after a step or more, "
+            "or by itself", [steps], "steps=2, steps=None")
     kind = device_named(device)
     networks = as_links(device if links is None else links, "dry_run(links)")
     if compute is None and kind is not None:

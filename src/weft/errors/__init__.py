@@ -24,7 +24,13 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """Base of every error that weft raises on purpose."""
+    """Base of every error that weft raises on purpose: of the parts of `message`, or of a text."""
+
+    def __init__(
+        self, call: str, facts: str = "", rule: str = "", offenders: Sequence[object] = (),
+        fix: str = "",
+    ) -> None:
+        super().__init__(message(call, facts, rule, offenders, fix) if facts else call)
 
 
 class MeshError(WeftError, ValueError):

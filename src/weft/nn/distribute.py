@@ -17,7 +17,7 @@ from torch import nn
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.core.arguments import MeshLike, also_called
-from weft.errors import ModuleError, ShardTypeError, WeftError, message
+from weft.errors import ModuleError, ShardTypeError, WeftError
 from weft.nn.groups import check_gather, gather_in_groups
 from weft.nn.match import (
     Matched,
@@ -152,33 +152,30 @@ def _refuse_others(module: Any, **functions: Any) -> None:
     meant = functions["partition_fn"]
     if isinstance(meant, Mapping):
         raise ShardTypeError(
-            message("distribute_module(partition_fn)", f"it is a map of {len(meant)} patterns",
-                    "the third argument is a function, as in torch; patterns of names are given as "
-                    "shardings=", [repr(name) for name in meant],
-                    f"distribute_module(module, mesh, shardings={meant!r})")
-        )
+            "distribute_module(partition_fn)", f"it is a map of {len(meant)} patterns",
+            "the third argument is a function, as in torch; patterns of names are given as "
+            "shardings=", [repr(name) for name in meant],
+            f"distribute_module(module, mesh, shardings={meant!r})")
     wrong = [] if isinstance(module, nn.Module) else [f"module: {type(module).__name__}"]
     wrong += [f"{name}: {type(one).__name__}" for name, one in functions.items()
               if one is not None and not callable(one)]
     if wrong:
         raise ShardTypeError(
-            message("distribute_module(module)", f"{len(wrong)} of {1 + len(functions)} arguments "
-                    "are of other types",
-                    "a torch.nn.Module is distributed; partition_fn, input_fn and output_fn are "
-                    "functions", wrong,
-                    "distribute_tensor(tensor, mesh, P(...)), where a tensor is meant")
-        )
+            "distribute_module(module)", f"{len(wrong)} of {1 + len(functions)} arguments "
+            "are of other types",
+            "a torch.nn.Module is distributed; partition_fn, input_fn and output_fn are "
+            "functions", wrong,
+            "distribute_tensor(tensor, mesh, P(...)), where a tensor is meant")
 
 
 def _refuse_twice(module: nn.Module) -> None:
     if getattr(module, _DONE, False):
         raise ModuleError(
-            message("distribute_module(module)", f"this {type(module).__name__} has been "
-                    "distributed already", "a module is distributed once; its hooks would be "
-                    "registered again", [type(module).__name__],
-                    "parameter.data = parameter.redistribute(placements=...) for another layout; "
-                    "distribute_module(module.new_part, mesh) for a part that was added")
-        )
+            "distribute_module(module)", f"this {type(module).__name__} has been "
+            "distributed already", "a module is distributed once; its hooks would be "
+            "registered again", [type(module).__name__],
+            "parameter.data = parameter.redistribute(placements=...) for another layout; "
+            "distribute_module(module.new_part, mesh) for a part that was added")
 
 
 def _num_args(name: str, fn: Callable[..., Any] | None) -> int:
@@ -194,10 +191,9 @@ def _num_args(name: str, fn: Callable[..., Any] | None) -> int:
         )
     elif count != 3:
         raise ModuleError(
-            message(f"distribute_module({name}=)", f"{getattr(fn, '__name__', fn)} takes {count} "
-                    "arguments, not 3", f"it is called with the module, its {what} and the mesh",
-                    [str(inspect.signature(fn))], f"def {name}(module, {what}, mesh): ...")
-        )
+            f"distribute_module({name}=)", f"{getattr(fn, '__name__', fn)} takes {count} "
+            "arguments, not 3", f"it is called with the module, its {what} and the mesh",
+            [str(inspect.signature(fn))], f"def {name}(module, {what}, mesh): ...")
     return count
 
 
@@ -218,13 +214,12 @@ def _partition(module: nn.Module, partition_fn: PartitionFn, mesh: BoundMesh) ->
             continue
         if len({one.sharding for one in found.values()}) > 1:
             raise ModuleError(
-                message("distribute_module(partition_fn)", f"one tensor with {len(held)} names "
-                        "(tied weights) became several, in different layouts",
-                        "tied weights are one tensor, which has one layout",
-                        [f"{place.name}: {getattr(one, 'sharding', 'plain')}"
-                         for place, one in held.items()],
-                        "if isinstance(module.weight, weft.ShardTensor): return")
-            )
+                "distribute_module(partition_fn)", f"one tensor with {len(held)} names "
+                "(tied weights) became several, in different layouts",
+                "tied weights are one tensor, which has one layout",
+                [f"{place.name}: {getattr(one, 'sharding', 'plain')}"
+                 for place, one in held.items()],
+                "if isinstance(module.weight, weft.ShardTensor): return")
         first = next(iter(found.values()))
         for place, one in held.items():
             if one is named.tensor or id(one) in found:
@@ -245,11 +240,10 @@ def _refuse_sparse(tensors: Sequence[Named]) -> None:
     sparse = [named for named in tensors if named.tensor.layout is not torch.strided]
     if sparse:
         raise ModuleError(
-            message("distribute_module(module)", f"{len(sparse)} of {len(tensors)} parameters and "
-                    "buffers are sparse", "a ShardTensor's blocks are dense",
-                    [f"{named.name}: {named.tensor.layout}" for named in sparse],
-                    f"module.{sparse[0].name} = module.{sparse[0].name}.to_dense()")
-        )
+            "distribute_module(module)", f"{len(sparse)} of {len(tensors)} parameters and "
+            "buffers are sparse", "a ShardTensor's blocks are dense",
+            [f"{named.name}: {named.tensor.layout}" for named in sparse],
+            f"module.{sparse[0].name} = module.{sparse[0].name}.to_dense()")
 
 
 def _plain(matches: Sequence[Matched]) -> dict[str, tuple[torch.Tensor, Layout]]:

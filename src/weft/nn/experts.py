@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.core import Layout
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 from weft.tensor.families.grouped import cuts_at_owners
 from weft.tensor.shard_tensor import ShardTensor
 
@@ -34,11 +34,10 @@ def by_expert(index: Tensor, ends: Tensor, experts: Tensor) -> Tensor:
     """
     if index.dim() != 1 or ends.dim() != 1 or len(ends) != len(experts):
         raise LayoutError(
-            message("by_expert(index, ends, experts)", f"index is of shape {tuple(index.shape)}, "
-                    f"ends {tuple(ends.shape)}, experts {tuple(experts.shape)}",
-                    "an index is a list of rows, and there is an end for each expert",
-                    [tuple(ends.shape)], "ends = expert.bincount(minlength=len(experts)).cumsum(0)")
-        )
+            "by_expert(index, ends, experts)", f"index is of shape {tuple(index.shape)}, "
+            f"ends {tuple(ends.shape)}, experts {tuple(experts.shape)}",
+            "an index is a list of rows, and there is an end for each expert",
+            [tuple(ends.shape)], "ends = expert.bincount(minlength=len(experts)).cumsum(0)")
     if type(index) is not ShardTensor or type(experts) is not ShardTensor:
         return index
     of_experts, lies = experts.sharding, index.sharding

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,8 @@ from torch.utils.data import get_worker_info
 from weft.comm import as_bound_mesh, this_world
 from weft.core import P
 from weft.core.arguments import MeshLike, also_called
-from weft.errors import MeshError, UnsupportedOpError, message
+from weft.core.scopes import Inside
+from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor import distribute_tensor
 
 __all__ = ["ShardedCollator", "as_one_process"]
@@ -33,32 +33,24 @@ _PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WOR
 """Prefixes of the variables that torchrun and the launchers of MPI set."""
 
 
-class _Hidden:
-    """The hidden variables of the process; simulated ranks may enter one by one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.depth = 0
-        self.kept: dict[str, str] = {}
-
-    def enter(self) -> None:
-        with self.lock:
-            if not self.depth:
-                self.kept = {name: os.environ.pop(name) for name in _found()}
-            self.depth += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.depth -= 1
-            if not self.depth:
-                os.environ.update(self.kept)
-
-
-_HIDDEN = _Hidden()
+_hidden = Inside()
+_kept: dict[str, str] = {}
 
 
 def _found() -> list[str]:
     return [name for name in os.environ if name in _NAMES or name.startswith(_PREFIXES)]
+
+
+def _hide() -> None:
+    """While a block is open, in any simulated rank, the process has no such variables."""
+    if _hidden.on:
+        _kept.update((name, os.environ.pop(name)) for name in _found())
+    else:
+        os.environ.update(_kept)
+        _kept.clear()
+
+
+_hidden.changed = _hide
 
 
 @contextmanager
@@ -75,16 +67,12 @@ def as_one_process() -> Iterator[None]:
     found = _found()
     if found and this_world().size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise MeshError(
-            message("weft.nn.as_one_process()", "this process was launched as one of "
-                    f"{os.environ['WORLD_SIZE']} ranks, and has not met the others",
-                    "ranks meet by the launcher's variables, before these are hidden", found,
-                    'mesh = weft.init_mesh({"dp": ...}) first')
-        )
-    _HIDDEN.enter()
-    try:
+            "weft.nn.as_one_process()", "this process was launched as one of "
+            f"{os.environ['WORLD_SIZE']} ranks, and has not met the others",
+            "ranks meet by the launcher's variables, before these are hidden", found,
+            'mesh = weft.init_mesh({"dp": ...}) first')
+    with _hidden.counted():
         yield
-    finally:
-        _HIDDEN.leave()
 
 
 class ShardedCollator:
@@ -113,10 +101,9 @@ class ShardedCollator:
     def __call__(self, samples: Any) -> Any:
         if get_worker_info() is not None:
             raise UnsupportedOpError(
-                message("ShardedCollator(samples)", "it is called in a worker process of a "
-                        "DataLoader", "ShardTensors live in the processes of their mesh",
-                        ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)")
-            )
+                "ShardedCollator(samples)", "it is called in a worker process of a "
+                "DataLoader", "ShardTensors live in the processes of their mesh",
+                ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)")
         mesh = as_bound_mesh(self.device_mesh, "ShardedCollator(mesh)")
         return self._laid(self.collate_fn(samples), mesh)
 

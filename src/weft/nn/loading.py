@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.errors import ModuleError, WeftError, message
+from weft.errors import ModuleError, WeftError
 from weft.nn.named import Place, places_of, replace_references, set_where
 from weft.tensor import ShardTensor, distribute_tensor
 
@@ -96,12 +96,11 @@ def _mismatch(
         fix = (f"weft.ShardTensor.from_local(block, mesh, "
                f"module.state_dict()[{blocks[0]!r}].sharding), where a block of a rank was meant")
     return ModuleError(
-        message("load_state_dict(state_dict)", f"{len(wrong)} of {count} tensors have another "
-                f"shape than those of the {type(module).__name__}",
-                "a state dict holds full tensors, or ShardTensors, of the global shape",
-                [f"{name}: {shape}, not {tuple(tensor.shape)} ({tensor.sharding})"
-                 for name, shape, tensor in wrong], fix)
-    )
+        "load_state_dict(state_dict)", f"{len(wrong)} of {count} tensors have another "
+        f"shape than those of the {type(module).__name__}",
+        "a state dict holds full tensors, or ShardTensors, of the global shape",
+        [f"{name}: {shape}, not {tuple(tensor.shape)} ({tensor.sharding})"
+         for name, shape, tensor in wrong], fix)
 
 
 def parse_to(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from weft.core import Layout, Mesh, P
-from weft.errors import LayoutError, ModuleError, ShardTypeError, WeftError, message
+from weft.errors import LayoutError, ModuleError, ShardTypeError, WeftError
 from weft.nn.named import Named, Place
 from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 from weft.nn.styles import Style
@@ -60,10 +60,9 @@ def as_patterns(argument: str, given: Any) -> dict[str, Any]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ShardTypeError(
-            message(f"distribute_module({argument}=)", f"{given!r} is of type "
-                    f"{type(given).__name__}", f"{argument} map patterns of names to specs",
-                    [type(given).__name__], f'{argument}={{"layers.*": P("tp")}}')
-        )
+            f"distribute_module({argument}=)", f"{given!r} is of type "
+            f"{type(given).__name__}", f"{argument} map patterns of names to specs",
+            [type(given).__name__], f'{argument}={{"layers.*": P("tp")}}')
     return dict(given)
 
 
@@ -105,13 +104,12 @@ def _layout(named: Named, shardings: Mapping[str, Any], mesh: Mesh) -> Matched:
     layouts = {layout for _, layout in said.values()}
     if len(layouts) > 1:
         raise LayoutError(
-            message("distribute_module(shardings=)", f"one tensor has {len(named.names)} names "
-                    f"(tied weights), which are given {len(layouts)} layouts",
-                    "tied weights are one tensor, which has one layout",
-                    [f"{name}: {layout} by {pattern!r}"
-                     for name, (pattern, layout) in said.items()],
-                    f"the same spec for {' and '.join(said)}, or a pattern for one of them alone")
-        )
+            "distribute_module(shardings=)", f"one tensor has {len(named.names)} names "
+            f"(tied weights), which are given {len(layouts)} layouts",
+            "tied weights are one tensor, which has one layout",
+            [f"{name}: {layout} by {pattern!r}"
+             for name, (pattern, layout) in said.items()],
+            f"the same spec for {' and '.join(said)}, or a pattern for one of them alone")
     tensor = named.tensor
     if not said:
         given = tensor.sharding if isinstance(tensor, ShardTensor) else as_layout(
@@ -181,10 +179,9 @@ def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
         pins = spec.pins(mesh)
         if not pins:
             raise ModuleError(
-                message("distribute_module(activations=)", f"{spec!r} shards parameters, not "
-                        "activations", "styles of parameters are given in shardings=",
-                        [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
-            )
+                "distribute_module(activations=)", f"{spec!r} shards parameters, not "
+                "activations", "styles of parameters are given in shardings=",
+                [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
         return pins
     is_pin = isinstance(spec, PrepareModuleInput | PrepareModuleOutput)
     pin = spec if is_pin else PrepareModuleOutput(spec)
@@ -200,10 +197,9 @@ def _check(pattern: str, spec: Any, mesh: Mesh) -> None:
         mesh.axes([*names, *(name for name, _ in spec.partial)], f"activations[{pattern!r}]")
     elif not (spec is None or isinstance(spec, (Cut, Layout, ShardTensor, list, tuple))):
         raise ShardTypeError(
-            message("distribute_module(activations=)", f"{spec!r} is of type {type(spec).__name__}",
-                    "a spec is a P, placements or a Layout", [repr(pattern)],
-                    f'activations={{{pattern!r}: P("dp")}}')
-        )
+            "distribute_module(activations=)", f"{spec!r} is of type {type(spec).__name__}",
+            "a spec is a P, placements or a Layout", [repr(pattern)],
+            f'activations={{{pattern!r}: P("dp")}}')
 
 
 def _first_matches(
@@ -260,21 +256,19 @@ def refuse_idle(
         if of_modules:
             where += "; styles are matched with names of modules that have some"
         raise LayoutError(
-            message("distribute_module(shardings=)", f"{len(idle)} of {len(shardings)} patterns "
-                    f"match none of the {where}", "every pattern matches at least one name",
-                    [_with_near(each, names) for each in idle],
-                    "print([name for name, _ in module.named_parameters()])")
-        )
+            "distribute_module(shardings=)", f"{len(idle)} of {len(shardings)} patterns "
+            f"match none of the {where}", "every pattern matches at least one name",
+            [_with_near(each, names) for each in idle],
+            "print([name for name, _ in module.named_parameters()])")
     idle = idle_patterns(module, tensors, activations, True)
     if idle:
         paths = [path for path, _ in module.named_modules() if path]
         raise LayoutError(
-            message("distribute_module(activations=)", f"{len(idle)} of {len(activations)} "
-                    f"patterns match none of the {len(paths)} names of modules: {_some(paths)}",
-                    "every pattern matches at least one module",
-                    [_with_near(each, paths) for each in idle],
-                    "print([name for name, _ in module.named_modules()])")
-        )
+            "distribute_module(activations=)", f"{len(idle)} of {len(activations)} "
+            f"patterns match none of the {len(paths)} names of modules: {_some(paths)}",
+            "every pattern matches at least one module",
+            [_with_near(each, paths) for each in idle],
+            "print([name for name, _ in module.named_modules()])")
 
 
 def _with_near(pattern: str, names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 from weft.nn.named import Named, named_tensors, refuse_lazy, set_where
 from weft.tensor import ShardTensor
 from weft.tensor.shard_tensor import version_of
@@ -118,10 +118,9 @@ def _refuse_plain(waiting: Sequence[Named]) -> None:
     plain = [named.name for named in waiting if not isinstance(named.tensor, ShardTensor)]
     if plain:
         raise ModuleError(
-            message("materialize(module)", f"{len(plain)} of {len(waiting)} tensors on the meta "
-                    "device are plain", "a module is distributed before it gets memory", plain,
-                    "weft.distribute_module(module, mesh, shardings={...})")
-        )
+            "materialize(module)", f"{len(plain)} of {len(waiting)} tensors on the meta "
+            "device are plain", "a module is distributed before it gets memory", plain,
+            "weft.distribute_module(module, mesh, shardings={...})")
 
 
 def _refuse_helpless(
@@ -135,13 +134,12 @@ def _refuse_helpless(
     kinds = {type(part).__name__ for part in module.modules() if id(part) in helpless}
     if names:
         raise ModuleError(
-            message("materialize(module)", f"{len(names)} of {len(waiting)} tensors belong to "
-                    f"modules without reset_parameters: {', '.join(sorted(kinds))}",
-                    "a module has reset_parameters, or `init` gives its tensors values", names,
-                    "def init(module):\n    if isinstance(module, ...): "
-                    "nn.init.normal_(module.weight)\n"
-                    "weft.nn.materialize(model, init)")
-        )
+            "materialize(module)", f"{len(names)} of {len(waiting)} tensors belong to "
+            f"modules without reset_parameters: {', '.join(sorted(kinds))}",
+            "a module has reset_parameters, or `init` gives its tensors values", names,
+            "def init(module):\n    if isinstance(module, ...): "
+            "nn.init.normal_(module.weight)\n"
+            "weft.nn.materialize(model, init)")
 
 
 def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
@@ -159,9 +157,8 @@ def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
         unwritten = list(dict.fromkeys(name for names in told for name in names))
     if unwritten:
         raise ModuleError(
-            message("materialize(module)", f"{len(unwritten)} of {len(before)} tensors have "
-                    "memory now, and nothing was written to it",
-                    "every tensor gets its values in the initialization", unwritten,
-                    "an `init` that writes to them, or load_state_dict with a module that was "
-                    'given memory by to_empty(device="cpu")')
-        )
+            "materialize(module)", f"{len(unwritten)} of {len(before)} tensors have "
+            "memory now, and nothing was written to it",
+            "every tensor gets its values in the initialization", unwritten,
+            "an `init` that writes to them, or load_state_dict with a module that was "
+            'given memory by to_empty(device="cpu")')

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 
 __all__ = [
     "Named", "Place", "named_tensors", "places_of", "put", "refuse_lazy", "replace_references",
@@ -112,7 +112,6 @@ def refuse_lazy(call: str, tensors: list[Named]) -> None:
     lazy = [named.name for named in tensors if is_lazy(named.tensor)]
     if lazy:
         raise ModuleError(
-            message(call, f"{len(lazy)} of {len(tensors)} parameters and buffers have no shape yet",
-                    "a layout needs a known shape", lazy,
-                    "module(batch)  # one forward on plain tensors, before it is distributed")
-        )
+            call, f"{len(lazy)} of {len(tensors)} parameters and buffers have no shape yet",
+            "a layout needs a known shape", lazy,
+            "module(batch)  # one forward on plain tensors, before it is distributed")

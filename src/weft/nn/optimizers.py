@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 from weft.nn.named import Named
 from weft.tensor import ShardTensor
 
@@ -113,10 +113,9 @@ def _built_before(call: str, held: dict[str, Sequence[str]] | dict[str, list[str
     count = sum(map(len, held.values()))
     kinds = ", ".join(held)
     return ModuleError(
-        message(call, f"an optimizer ({kinds}) holds {count} of the module's parameters as they "
-                "were before distribution",
-                "an optimizer is built of the parameters that distribution has put there",
-                [name for names in held.values() for name in names],
-                "distribute_module(module, mesh, ...)\n"
-                f"optimizer = torch.optim.{next(iter(held))}(module.parameters(), ...)")
-    )
+        call, f"an optimizer ({kinds}) holds {count} of the module's parameters as they "
+        "were before distribution",
+        "an optimizer is built of the parameters that distribution has put there",
+        [name for names in held.values() for name in names],
+        "distribute_module(module, mesh, ...)\n"
+        f"optimizer = torch.optim.{next(iter(held))}(module.parameters(), ...)")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import CommunicationError, LayoutError, ShardTypeError, message
+from weft.errors import CommunicationError, LayoutError, ShardTypeError
 from weft.tensor.modes import source_line
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.placing.owners import buckets, owners_of, way_to_owners
@@ -100,20 +100,18 @@ class Owners:
         call = "Owners.map(fn, ...)"
         if any(len(one) != len(self.ranks) for one in lists) or not lists:
             raise LayoutError(
-                message(call, f"there are {len(self.ranks)} owners, and lists of "
-                        f"{[len(one) for one in lists]}", "each list has a tensor for each owner",
-                        [len(one) for one in lists], "Owners(tensors).map(fn, tensors)")
-            )
+                call, f"there are {len(self.ranks)} owners, and lists of "
+                f"{[len(one) for one in lists]}", "each list has a tensor for each owner",
+                [len(one) for one in lists], "Owners(tensors).map(fn, tensors)")
         every = [one for some in lists for one in some]
         if _mesh_of(every, call) is not self.mesh:
             raise _apart(call)
         if torch.is_grad_enabled() and any(one.requires_grad for one in every):
             raise ShardTypeError(
-                message(call, "autograd records, and a tensor requires grad",
-                        "what owners compute has no gradient",
-                        [at for at, one in enumerate(every) if one.requires_grad],
-                        "with torch.no_grad(): ...")
-            )
+                call, "autograd records, and a tensor requires grad",
+                "what owners compute has no gradient",
+                [at for at, one in enumerate(every) if one.requires_grad],
+                "with torch.no_grad(): ...")
         out: tuple[list[Any], ...] = tuple([[] for _ in range(num_results)])
         with torch.no_grad():
             sizes = [sum(one.nbytes for one in some) for some in zip(*lists)]
@@ -193,10 +191,9 @@ def _by_dtype(lists: Sequence[list[Any]]) -> list[list[int]]:
         kinds.setdefault(some[0].dtype, []).append(at)
         if any(one.dtype is not some[0].dtype for one in some):
             raise ShardTypeError(
-                message("Owners.map(fn, ...)", f"list {at} has {some[0].dtype} and others",
-                        "the tensors of one list have one dtype, to travel together",
-                        sorted({str(one.dtype) for one in some}), "one call for each dtype")
-            )
+                "Owners.map(fn, ...)", f"list {at} has {some[0].dtype} and others",
+                "the tensors of one list have one dtype, to travel together",
+                sorted({str(one.dtype) for one in some}), "one call for each dtype")
     return list(kinds.values())
 
 
@@ -205,10 +202,9 @@ def _checked(made: tuple[Any, ...], like: Sequence[Tensor]) -> tuple[Tensor, ...
     due = [(tuple(one.shape), one.dtype) for one in like]
     if got != due:
         raise LayoutError(
-            message("Owners.map(fn, ...)", f"fn has returned {got} in the places of {due}",
-                    "each result has the shape and dtype of the argument in its place", got,
-                    "num_results= says how many arguments get one")
-        )
+            "Owners.map(fn, ...)", f"fn has returned {got} in the places of {due}",
+            "each result has the shape and dtype of the argument in its place", got,
+            "num_results= says how many arguments get one")
     return made
 
 
@@ -222,10 +218,9 @@ def _agree(mesh: BoundMesh, me: int, error: Exception | None) -> None:
     if any(failed):
         ranks = [rank for rank, has_failed in enumerate(failed) if has_failed]
         raise CommunicationError(
-            message("Owners.map(fn, ...)", f"fn has raised at position {ranks[0]} of the mesh, not "
-                    f"at position {me}", "all ranks stop where one does", ranks,
-                    "the error of that rank")
-        )
+            "Owners.map(fn, ...)", f"fn has raised at position {ranks[0]} of the mesh, not "
+            f"at position {me}", "all ranks stop where one does", ranks,
+            "the error of that rank")
 
 
 def _as_tuple(made: Any) -> tuple[Any, ...]:
@@ -255,7 +250,6 @@ def _mesh_of(tensors: Sequence[Any], call: str) -> BoundMesh | None:
 
 def _apart(call: str) -> ShardTypeError:
     return ShardTypeError(
-        message(call, "tensors are on several meshes, or some are plain and others ShardTensors",
-                "owners are ranks of one mesh, and all tensors are on it", [],
-                "one call for each mesh")
-    )
+        call, "tensors are on several meshes, or some are plain and others ShardTensors",
+        "owners are ranks of one mesh, and all tensors are on it", [],
+        "one call for each mesh")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 from weft.tensor import ShardTensor
 
 __all__ = ["set_data"]
@@ -19,10 +19,9 @@ __all__ = ["set_data"]
 def set_data(original: Any, parameter: nn.Parameter, value: Any) -> None:
     if type(value) is ShardTensor:
         raise ModuleError(
-            message("parameter.data = x", f"x is a ShardTensor {value.sharding}, the parameter a "
-                    f"plain tensor of shape {tuple(parameter.shape)}",
-                    "a plain parameter's data is memory of one device", [str(value.sharding)],
-                    "module.weight = nn.Parameter(x), or weft.distribute_module(module, mesh, "
-                    'shardings={"weight": ...})')
-        )
+            "parameter.data = x", f"x is a ShardTensor {value.sharding}, the parameter a "
+            f"plain tensor of shape {tuple(parameter.shape)}",
+            "a plain parameter's data is memory of one device", [str(value.sharding)],
+            "module.weight = nn.Parameter(x), or weft.distribute_module(module, mesh, "
+            'shardings={"weight": ...})')
     original(parameter, value)

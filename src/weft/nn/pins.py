@@ -17,7 +17,7 @@ from torch import nn
 from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh, Placement
 from weft.core.arguments import Placements
-from weft.errors import LayoutError, ModuleError, WeftError, message
+from weft.errors import LayoutError, ModuleError, WeftError
 from weft.tensor import ShardTensor
 from weft.tensor.meta import NONE, Meta, bounded_put
 from weft.tensor.placing.layouts import as_layout, as_sharded
@@ -49,10 +49,9 @@ class Cut:
         dim = None if self.dim is None else self.dim + layout.ndim * (self.dim < 0)
         if dim is not None and not 0 <= dim < layout.ndim:
             raise LayoutError(
-                message("Shard(dim)", f"dim is {self.dim}, the activation is {layout} with "
-                        f"{layout.ndim} dims", "the dim is one of the activation's",
-                        [f"dim={self.dim}"], "Shard(0)")
-            )
+                "Shard(dim)", f"dim is {self.dim}, the activation is {layout} with "
+                f"{layout.ndim} dims", "the dim is one of the activation's",
+                [f"dim={self.dim}"], "Shard(0)")
         if all(layout.on(axis) == dim for axis in self.axes):
             return layout
         dims = [
@@ -167,12 +166,11 @@ def _no_tensor(pin: _Prepare, where: str, found: Any) -> ModuleError:
         if isinstance(found, (tuple, list)) else [found]
     )]
     return ModuleError(
-        message("distribute_module(activations=)", f"{pin!r} for the {where}, which is "
-                f"{type(found).__name__} of {len(kinds)}: {', '.join(kinds) or 'nothing'}",
-                "each spec is for a tensor that is there", [where],
-                "PrepareModuleOutput(P(...), None) for a tuple, by name for a map: "
-                "PrepareModuleOutput(logits=P(...))")
-    )
+        "distribute_module(activations=)", f"{pin!r} for the {where}, which is "
+        f"{type(found).__name__} of {len(kinds)}: {', '.join(kinds) or 'nothing'}",
+        "each spec is for a tensor that is there", [where],
+        "PrepareModuleOutput(P(...), None) for a tuple, by name for a map: "
+        "PrepareModuleOutput(logits=P(...))")
 
 
 def _laid(value: Any, spec: Any, mesh: Any, where: str) -> Any:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 from weft.ops.recurrences import RULE, recurrence
 from weft.tensor import ShardTensor
 from weft.tensor.call.own.functions import OwnFunction
 
 __all__ = ["linear_scan"]
 
-_SCAN = OwnFunction(RULE.name, recurrence, recurrence, RULE, is_op=False, keeps_edges=False)
+_SCAN = OwnFunction(RULE.name, recurrence, recurrence, RULE)
 
 
 def linear_scan(
@@ -64,15 +64,15 @@ def _fitted(
     try:
         shape = torch.broadcast_shapes(a.shape, b.shape)
     except RuntimeError:
-        raise LayoutError(message(
+        raise LayoutError(
             call, f"a has shape {tuple(a.shape)}, b {tuple(b.shape)}",
             "the shapes of a and b broadcast", [f"a: {tuple(a.shape)}", f"b: {tuple(b.shape)}"],
-            "linear_scan(a.unsqueeze(-1), b, dim)")) from None
+            "linear_scan(a.unsqueeze(-1), b, dim)") from None
     if not -len(shape) <= dim < len(shape):
-        raise LayoutError(message(
+        raise LayoutError(
             call, f"dim={dim}, and a and b have {len(shape)} dims",
             "dim is one of the dims of a and b", [f"dim={dim}"], f"dim={len(shape) - 1}"
-            if shape else "linear_scan(a.unsqueeze(0), b.unsqueeze(0), 0)"))
+            if shape else "linear_scan(a.unsqueeze(0), b.unsqueeze(0), 0)")
     dim %= len(shape)
     due = (*shape[:dim], *shape[dim + 1 :])
     if initial is not None:
@@ -81,8 +81,8 @@ def _fitted(
         except RuntimeError:
             fits = False
         if not fits:
-            raise LayoutError(message(
+            raise LayoutError(
                 call, f"initial has shape {tuple(initial.shape)}, a step of a and b {due}",
                 "initial broadcasts to the shape of one step",
-                [f"initial: {tuple(initial.shape)}"], f"torch.zeros({due})"))
+                [f"initial: {tuple(initial.shape)}"], f"torch.zeros({due})")
     return shape, dim

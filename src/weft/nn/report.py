@@ -15,7 +15,7 @@ from weft.core import Layout, Mesh
 from weft.core.arguments import MeshLike, also_called
 from weft.core.display import AsText
 from weft.core.units import nbytes_text
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
 from weft.nn.pins import Cut, PinHook
@@ -227,10 +227,9 @@ def _done(module: nn.Module, tensors: Sequence[Named]) -> Report:
             plain.append(named.name)
     if plain or not rows:
         raise ModuleError(
-            message("report(module)", f"{len(plain)} of {len(tensors)} parameters and buffers are "
-                    "plain tensors", "a report is of a distributed module, or of shardings that "
-                    "are given", plain, "report(module, mesh, shardings={...})")
-        )
+            "report(module)", f"{len(plain)} of {len(tensors)} parameters and buffers are "
+            "plain tensors", "a report is of a distributed module, or of shardings that "
+            "are given", plain, "report(module, mesh, shardings={...})")
     pins = []
     for path, inner in module.named_modules():
         for hook in (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values()):

@@ -13,7 +13,7 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import LayoutError, ShardTypeError, WeftError, message
+from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner.moving import Move, moving
 from weft.tensor import ShardTensor
 from weft.tensor.modes import source_line
@@ -129,9 +129,8 @@ def _targets(
         }
     if isinstance(to, Mapping):
         raise ShardTypeError(
-            message(_CALL, "to is a state dict, and shardings are given", "a state dict says mesh "
-                    "and layouts itself", ["shardings="], "weft.reshard(state, mesh, shardings)")
-        )
+            _CALL, "to is a state dict, and shardings are given", "a state dict says mesh "
+            "and layouts itself", ["shardings="], "weft.reshard(state, mesh, shardings)")
     mesh, table = as_bound_mesh(to, "reshard(to)"), dict(shardings or {})
     idle, out = set(table), {}
     for name, tensor in named:
@@ -144,10 +143,9 @@ def _targets(
             raise
     if idle:
         raise ShardTypeError(
-            message("reshard(shardings=)", f"{len(idle)} of {len(table)} patterns match no tensor",
-                    "the first pattern that matches a name counts; * matches dots too",
-                    sorted(idle), f"names are {[name for name, _ in named[:4]]}")
-        )
+            "reshard(shardings=)", f"{len(idle)} of {len(table)} patterns match no tensor",
+            "the first pattern that matches a name counts; * matches dots too",
+            sorted(idle), f"names are {[name for name, _ in named[:4]]}")
     return out
 
 
@@ -167,13 +165,12 @@ def _check(
             ]
     if wrong:
         raise LayoutError(
-            message(_CALL, f"{len(wrong)} of {len(named)} tensors cannot move",
-                    "each ShardTensor of the state has one in `to`, of the same shape; neither is "
-                    "partial",
-                    wrong[:8] + [f"and {len(wrong) - 8} more"] * (len(wrong) > 8),
-                    "x.redistribute(placements=P()) for partial values; the state dict of the same "
-                    "model as `to`")
-        )
+            _CALL, f"{len(wrong)} of {len(named)} tensors cannot move",
+            "each ShardTensor of the state has one in `to`, of the same shape; neither is "
+            "partial",
+            wrong[:8] + [f"and {len(wrong) - 8} more"] * (len(wrong) > 8),
+            "x.redistribute(placements=P()) for partial values; the state dict of the same "
+            "model as `to`")
 
 
 def _tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:

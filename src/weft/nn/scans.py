@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor, modes
 from weft.tensor.meta import intern
 from weft.tensor.shard_tensor import wrap
@@ -176,11 +176,11 @@ class _Scan:
         lost = [one for one in made if type(one) is not type(totals[0]) or one.requires_grad]
         if lost:
             raise UnsupportedOpError(
-                message(_CALL, f"{len(lost)} of {len(made)} results of combine_fn depend on "
-                        "tensors that are not its arguments, and that require grad or are sharded",
-                        "a rank combines slices of its shard by itself",
-                        [f"shape {tuple(one.shape)}" for one in lost],
-                        "give such a tensor as a part of xs, expanded along the scanned dim"))
+                _CALL, f"{len(lost)} of {len(made)} results of combine_fn depend on "
+                "tensors that are not its arguments, and that require grad or are sharded",
+                "a rank combines slices of its shard by itself",
+                [f"shape {tuple(one.shape)}" for one in lost],
+                "give such a tensor as a part of xs, expanded along the scanned dim")
 
     def _gathered(
         self, totals: Sequence[Tensor]

@@ -21,7 +21,7 @@ from torch import nn
 
 from weft.core import AxisName, Layout, Mesh, P, Placement, Replicate, Shard
 from weft.core.arguments import Placements
-from weft.errors import MeshError, ModuleError, PlacementError, message
+from weft.errors import MeshError, ModuleError, PlacementError
 from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 
 __all__ = [
@@ -91,10 +91,9 @@ class Style:
             return spec
         if not (spec == Shard(getattr(spec, "dim", 0)) or spec == Replicate()):
             raise PlacementError(
-                message(repr(self), f"{spec!r} is given for the axis {self.axis!r}",
-                        "a placement of an activation is Shard(dim) or Replicate()", [repr(spec)],
-                        "a whole spec, P(...)")
-            )
+                repr(self), f"{spec!r} is given for the axis {self.axis!r}",
+                "a placement of an activation is Shard(dim) or Replicate()", [repr(spec)],
+                "a whole spec, P(...)")
         axis = axis_of(self.axis, mesh, self)
         axes = axis if isinstance(axis, tuple) else (axis,)
         return Cut(mesh.axes(axes, repr(self)), getattr(spec, "dim", None))
@@ -114,12 +113,11 @@ class Style:
         known = [kind for kinds in self.cuts or () for kind in (
             kinds if isinstance(kinds, tuple) else (kinds,))]
         return ModuleError(
-            message(f"shardings: {self!r}", f"{path!r} is a {type(module).__name__}, with "
-                    "parameters of its own",
-                    "the style shards " + ", ".join(kind.__name__ for kind in known),
-                    [path or "the module itself"],
-                    f'shardings={{"{path}.weight": P(...)}}')
-        )
+            f"shardings: {self!r}", f"{path!r} is a {type(module).__name__}, with "
+            "parameters of its own",
+            "the style shards " + ", ".join(kind.__name__ for kind in known),
+            [path or "the module itself"],
+            f'shardings={{"{path}.weight": P(...)}}')
 
     def __repr__(self) -> str:
         shown = [] if self.axis is None else [repr(self.axis)]
@@ -157,13 +155,7 @@ class RowwiseParallel(Style):
     dim 0. A Linear sharded like this returns a partial value, which is reduced where it is used.
 
     Args:
-        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts: the layout of the module's first input: placements of all axes, or one
-            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
-        output_layouts: that of its output, in the same words.
-
-    Raises:
-        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
+        axis: this and the others are those of `ColwiseParallel`.
     """
 
     cuts: ClassVar[Cuts | None] = {(nn.Linear, *_CONV): {"weight": 1}, _TABLE: {"weight": 0}}
@@ -177,13 +169,7 @@ class VocabParallel(Style):
     sharded logits directly.
 
     Args:
-        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts: the layout of the module's first input: placements of all axes, or one
-            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
-        output_layouts: that of its output, in the same words.
-
-    Raises:
-        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
+        axis: this and the others are those of `ColwiseParallel`.
     """
 
     cuts: ClassVar[Cuts | None] = {_TABLE: {"weight": 0}, nn.Linear: {"weight": 0, "bias": 0}}
@@ -216,8 +202,7 @@ def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
     if mesh.ndim != 1:
         names = list(mesh.axis_names)
         raise MeshError(
-            message(f"shardings: {style!r}", f"it names no axis, and {mesh} has {mesh.ndim}: "
-                    f"{', '.join(map(str, names))}", "the axis may be left out on a mesh of one",
-                    [repr(style)], f"{type(style).__name__}({names[-1] if names else 'tp'!r})")
-        )
+            f"shardings: {style!r}", f"it names no axis, and {mesh} has {mesh.ndim}: "
+            f"{', '.join(map(str, names))}", "the axis may be left out on a mesh of one",
+            [repr(style)], f"{type(style).__name__}({names[-1] if names else 'tp'!r})")
     return mesh.axis_names[0]

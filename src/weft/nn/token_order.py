@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from weft.core.integers import integers
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 from weft.ops.attending.ordered import RULE, default_scale, ordered
 from weft.ops.attending.stretches import Span
 from weft.tensor import ShardTensor
@@ -29,7 +29,7 @@ from weft.tensor.call.own.functions import OwnFunction
 
 __all__ = ["TokenOrder", "zigzag"]
 
-_ATTEND = OwnFunction(RULE.name, ordered, ordered, RULE, is_op=False, keeps_edges=False)
+_ATTEND = OwnFunction(RULE.name, ordered, ordered, RULE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class TokenOrder:
         """
         lengths = [one.shape[-2] for one in (query, key, value)]
         if lengths != [self.length] * 3:
-            raise LayoutError(message(
+            raise LayoutError(
                 "attend(query, key, value)", f"sequences of {', '.join(map(str, lengths))} tokens, "
                 f"and an order of {self.length}", "an order is that of all tokens of a sequence",
                 [f"{name}: {num}" for name, num in zip(("query", "key", "value"), lengths)
-                 if num != self.length], f"weft.zigzag({lengths[0]}, num_shards)"))
+                 if num != self.length], f"weft.zigzag({lengths[0]}, num_shards)")
         given = query, key, value, self.spans, default_scale(query) if scale is None else scale
         if any(isinstance(one, ShardTensor) for one in given[:3]):
             return ShardTensor.__torch_function__(_ATTEND, (), given, {})
@@ -129,13 +129,13 @@ class _Causal(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if attn_mask is not None or (is_causal and dropout_p):
-            raise LayoutError(message(
+            raise LayoutError(
                 "scaled_dot_product_attention(...)",
                 "it has a mask or dropout, and tokens are in zig-zag order",
                 "a mask does not know the order of tokens; order.causal() knows causal attention "
                 "and attention of all to all",
                 ["attn_mask"] * (attn_mask is not None) + ["dropout_p"] * (dropout_p > 0),
-                "scaled_dot_product_attention(query, key, value, is_causal=True)"))
+                "scaled_dot_product_attention(query, key, value, is_causal=True)")
         if is_causal:
             return self.order.attend(query, key, value, scale=scale)
         return F.scaled_dot_product_attention(
@@ -161,11 +161,11 @@ def zigzag(length: int, num_shards: int) -> TokenOrder:
         (length, num_shards), "zigzag(length, num_shards)", "lengths and numbers of shards",
         "weft.zigzag(4096, 4)")
     if length < 0 or num_shards < 1:
-        raise LayoutError(message(
+        raise LayoutError(
             "zigzag(length, num_shards)", f"length {length} and {num_shards} shards",
             "a length is at least 0, and there is at least one shard",
             [name for name, is_wrong in (("length", length < 0), ("num_shards", num_shards < 1))
-             if is_wrong], "weft.zigzag(4096, 4)"))
+             if is_wrong], "weft.zigzag(4096, 4)")
     each = -(-length // num_shards)
     sizes = [max(min(each, length - each * shard), 0) for shard in range(num_shards)]
     fronts = [0, *accumulate([size - size // 2 for size in sizes])]

@@ -15,21 +15,18 @@ import numpy as np
 
 from weft.core.layout import Box
 
-__all__ = ["Piece", "Runs", "Starts", "array_of", "runs_of", "scaled"]
-
-Starts = range | np.ndarray
-"""Where runs begin: a range if they are evenly spaced, else an array."""
+__all__ = ["Piece", "Runs", "runs_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some runs, or a part of one: rows `rows` and columns `start` to `stop` of all runs as a
-    matrix. `starts` are their beginnings, with omitted columns already counted."""
+    matrix. `starts` (int64) are their beginnings, with omitted columns already counted."""
 
     rows: slice
     start: int
     stop: int
-    starts: Starts
+    starts: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +51,12 @@ class Runs:
         """All of them, in pieces of about `limit` elements, or in parts if runs are longer."""
         if self.num * self.length == 0:
             return
-        if self.num == 1 and self.length <= limit:
-            yield Piece(slice(0, 1), 0, self.length, range(self.first, self.first + 1))
-            return
-        if self.length >= limit:
-            for row, start in enumerate(self.starts(0, self.num).tolist()):
-                for at in range(0, self.length, limit):
-                    stop = min(at + limit, self.length)
-                    yield Piece(slice(row, row + 1), at, stop, range(start + at, start + at + 1))
-            return
-        each = limit // self.length
-        num, step = self.outer[-1] if self.outer else (1, 1)
-        even = num == self.num or num * self.length * 4 >= limit
-        inner = num if even else self.num
-        for base in range(0, self.num, inner):
-            first = int(self.starts(base, base + 1)[0]) if even else 0
-            for at in range(0, inner, each):
-                count = min(each, inner - at)
-                rows = slice(base + at, base + at + count)
-                begin = first + at * step
-                starts: Starts = (
-                    range(begin, begin + count * step, step) if even
-                    else self.starts(rows.start, rows.stop)
-                )
-                yield Piece(rows, 0, self.length, starts)
+        each = max(limit // self.length, 1)
+        for row in range(0, self.num, each):
+            rows = slice(row, min(row + each, self.num))
+            starts = self.starts(rows.start, rows.stop)
+            for at in range(0, self.length, limit):
+                yield Piece(rows, at, min(at + limit, self.length), starts + at)
 
     def starts(self, begin: int, end: int) -> np.ndarray:
         """Where the runs of these numbers begin."""
@@ -105,17 +84,3 @@ def runs_of(shape: tuple[int, ...], box: Box) -> Runs:
         outer.append((end - begin, stride))
         stride *= shape[at]
     return Runs(first, (stop - start) * inner, tuple(reversed(outer)))
-
-
-def scaled(starts: Starts, each: int) -> Starts:
-    """Where the lanes of runs begin, with `each` lanes per element."""
-    if isinstance(starts, range):
-        return range(starts.start * each, starts.stop * each, starts.step * each)
-    return starts * each
-
-
-def array_of(starts: Starts) -> np.ndarray:
-    """The same as an array (int64)."""
-    if isinstance(starts, range):
-        return np.arange(starts.start, starts.stop, starts.step, dtype=np.int64)
-    return starts

@@ -13,7 +13,7 @@ import torch
 from weft.core.layout import Box
 from weft.rng.lanes import lanes
 from weft.rng.philox import Key
-from weft.rng.runs import runs_of, scaled
+from weft.rng.runs import runs_of
 
 __all__ = ["Make", "Source"]
 
@@ -87,7 +87,7 @@ class Source:
         table = out.view(runs.num, runs.length)
         for piece in runs.pieces(limit):
             count = piece.stop - piece.start
-            bits = lanes(self.key, sub, scaled(piece.starts, each), each * count, self.device)
+            bits = lanes(self.key, sub, each * piece.starts, each * count, self.device)
             if wide:
                 bits = bits.contiguous().view(torch.int64)
             table[piece.rows, piece.start : piece.stop] = make(bits)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from weft.errors import ShardTypeError, UnsupportedOpError, message
+from weft.errors import ShardTypeError, UnsupportedOpError
 from weft.rng.philox import Key
 
 __all__ = [
@@ -159,12 +159,11 @@ def _checked(state: Any) -> tuple[int, int, dict[int, int]]:
     pairs: list[Any] = list(more) if isinstance(more, (tuple, list)) else [None]
     if len(entries) != 2 or not all(_is_pair(one) for one in [entries, *pairs]):
         raise ShardTypeError(
-            message("weft.set_rng_state(state)", f"state is {type(state).__name__}",
-                    "the state is a pair of whole numbers of 64 bits: the seed, and the number of "
-                    "calls since (and where there were calls on parts of a mesh, pairs of them)",
-                    [type(state).__name__],
-                    "state = weft.rng_state() before; torch's own goes to torch.set_rng_state")
-        )
+            "weft.set_rng_state(state)", f"state is {type(state).__name__}",
+            "the state is a pair of whole numbers of 64 bits: the seed, and the number of "
+            "calls since (and where there were calls on parts of a mesh, pairs of them)",
+            [type(state).__name__],
+            "state = weft.rng_state() before; torch's own goes to torch.set_rng_state")
     return entries[0], entries[1], dict(pairs)
 
 
@@ -222,11 +221,10 @@ def into_torch(state: torch.Tensor) -> torch.Tensor:
         halves = _upper_halves(state)
         if 2 * len(numbers) >= len(halves):
             raise UnsupportedOpError(
-                message("torch.get_rng_state", f"random calls were made on {len(STREAM.parts)} "
-                        "parts of meshes since the seeding", "torch's state has room for "
-                        f"{len(halves) // 4} counts", [f"{len(STREAM.parts)} parts"],
-                        "state = weft.rng_state(), beside torch's; weft.set_rng_state(state)")
-            )
+                "torch.get_rng_state", f"random calls were made on {len(STREAM.parts)} "
+                "parts of meshes since the seeding", "torch's state has room for "
+                f"{len(halves) // 4} counts", [f"{len(STREAM.parts)} parts"],
+                "state = weft.rng_state(), beside torch's; weft.set_rng_state(state)")
         halves[0] = len(numbers)
         halves[1 : 1 + 2 * len(numbers)] = np.array(numbers, "<u8").view("<u4")
     return state

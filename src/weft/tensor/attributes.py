@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import amp, autograd, hooks
 from weft.tensor.meta import intern
 from weft.tensor.modes import check_traced
 from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
-from weft.tensor.trace.trees import local_of
+from weft.tensor.trace.trees import local_of, map_tensors
 
 __all__ = ["TABLE", "other_device"]
 
@@ -90,10 +90,9 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
         check_traced(name)  # a tracer asks what memory its arguments have
         sharded = next(one for one in (tensor, *args) if type(one) is ShardTensor)
         raise UnsupportedOpError(
-            message(f"{name}()", f"{reason}; the tensor is {sharded.sharding}",
-                    "what reads or changes memory layout works on local tensors", [name],
-                    f"x.to_local().{name}(...)")
-        )
+            f"{name}()", f"{reason}; the tensor is {sharded.sharding}",
+            "what reads or changes memory layout works on local tensors", [name],
+            f"x.to_local().{name}(...)")
 
     return refuse
 
@@ -106,16 +105,9 @@ def _memory(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _local_attribute(name: str) -> Callable[..., Any]:
-    return lambda tensor: getattr(tensor._local, name)
-
-
-def _local_method(method: Any) -> Callable[..., Any]:
-    return lambda tensor: method(local_of(tensor))
-
-
-def _is_on(device_type: str) -> Callable[..., bool]:
-    return lambda tensor: tensor.device.type == device_type
+def _on_local(func: Any) -> Callable[..., Any]:
+    """The function of local tensors."""
+    return lambda *args: func(*map_tensors(local_of, args))
 
 
 def _retain_grad(tensor: ShardTensor) -> None:
@@ -175,21 +167,12 @@ def other_device(call: str, tensor: ShardTensor, device: torch.device) -> Unsupp
         fix = f'weft.init_mesh(..., device_type="{device.type}") and distribute onto it'
         rule = "a ShardTensor lives on its mesh's device type"
     return UnsupportedOpError(
-        message(call, f"the tensor is on {tensor.device.type}, asked for is {device}", rule,
-                [str(device)], fix)
-    )
+        call, f"the tensor is on {tensor.device.type}, asked for is {device}", rule,
+        [str(device)], fix)
 
 
 def _dtype_of(value: Any) -> Any:
     return value.dtype if type(value) is ShardTensor else value
-
-
-def _cpu(tensor: ShardTensor, memory_format: Any = None) -> Any:
-    return _to(tensor, "cpu")
-
-
-def _cuda(tensor: ShardTensor, *args: Any, **kwargs: Any) -> Any:
-    return _to(tensor, "cuda")
 
 
 def _type(tensor: ShardTensor, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:
@@ -202,26 +185,20 @@ def _type(tensor: ShardTensor, dtype: Any = None, non_blocking: bool = False, **
     return _to(tensor, meant.device.type, meant.dtype)
 
 
-def _pin_memory(tensor: ShardTensor, *args: Any) -> Any:
-    return wrap(tensor._local.pin_memory(), tensor._meta)
-
-
 def _make_dual(tensor: Any, tangent: Any, level: int) -> NoReturn:
     raise UnsupportedOpError(
-        message("forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
-                "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
-                [str(one.sharding) for one in (tensor, tangent) if type(one) is ShardTensor],
-                "torch.autograd.grad, twice for a Jacobian-vector product "
-                "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
-    )
+        "forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
+        "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
+        [str(one.sharding) for one in (tensor, tangent) if type(one) is ShardTensor],
+        "torch.autograd.grad, twice for a Jacobian-vector product "
+        "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
 
 
 def _add_batch_dim(tensor: Any, in_dim: int, level: int) -> NoReturn:
     raise UnsupportedOpError(
-        message("vmap", f"an argument is a ShardTensor {tensor.sharding}",
-                "vmap does not reach local tensors", [str(tensor.sharding)],
-                "write the batch dim out: ops on ShardTensors take it as it is")
-    )
+        "vmap", f"an argument is a ShardTensor {tensor.sharding}",
+        "vmap does not reach local tensors", [str(tensor.sharding)],
+        "write the batch dim out: ops on ShardTensors take it as it is")
 
 
 def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTensor | None]:
@@ -232,19 +209,10 @@ def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTen
     meta = tensor._meta
     if not {"sum", "avg", None} >= set(meta.layout.partial):
         raise UnsupportedOpError(
-            message("forward_ad.unpack_dual(x)", f"x is {meta.layout}, its local tensor dual",
-                    "partial sums have tangents that are partial sums, other kinds have none",
-                    [str(meta.layout)], "forward_ad.unpack_dual(x.to_local())")
-        )
+            "forward_ad.unpack_dual(x)", f"x is {meta.layout}, its local tensor dual",
+            "partial sums have tangents that are partial sums, other kinds have none",
+            [str(meta.layout)], "forward_ad.unpack_dual(x.to_local())")
     return wrap(primal, meta), wrap(tangent, meta.replace(requires_grad=tangent.requires_grad))
-
-
-def _is_set_to(tensor: Any, other: Any) -> bool:
-    return local_of(tensor).is_set_to(local_of(other))
-
-
-def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
-    return input.shape == other.shape
 
 
 def _can_take_data(tensor: Any, other: Any) -> bool:
@@ -265,14 +233,15 @@ def _table() -> dict[Any, Callable[..., Any]]:
             getter = getattr(_Tensor, name).__get__
             table[getter] = Metadata(getter)
     for name in _LOCAL_ATTRIBUTES:
-        table[getattr(_Tensor, name).__get__] = _local_attribute(name)
+        of_local = getattr(_Tensor, name).__get__
+        table[of_local] = _on_local(of_local)
     for name in _OF_LOCAL:
         of_local = getattr(_Tensor, name)
-        table[of_local] = table[getattr(torch, name)] = _local_method(of_local)
-    table[_Tensor.is_pinned] = lambda tensor, *device: local_of(tensor).is_pinned(*device)
-    for name in ("cpu", "cuda"):
-        table[getattr(_Tensor, f"is_{name}").__get__] = _is_on(name)
-    table[_Tensor._cdata.__get__] = lambda tensor: _Tensor._cdata.__get__(local_of(tensor))
+        table[of_local] = table[getattr(torch, name)] = _on_local(of_local)
+    for of_local in (_Tensor.is_pinned, _Tensor._cdata.__get__, _Tensor.is_set_to):
+        table[of_local] = _on_local(of_local)
+    table[_Tensor.is_cpu.__get__] = lambda tensor: tensor.device.type == "cpu"
+    table[_Tensor.is_cuda.__get__] = lambda tensor: tensor.device.type == "cuda"
     for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
                      torch.result_type, torch.is_distributed, torch.get_device):
         table[function] = Metadata(function)
@@ -300,16 +269,15 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.detach: lambda input: ShardTensor.detach(input),
         torch.ops.aten.detach.default: ShardTensor.detach,
         _Tensor.to: _to,
-        _Tensor.cpu: _cpu,
-        _Tensor.cuda: _cuda,
+        _Tensor.cpu: lambda tensor, memory_format=None: _to(tensor, "cpu"),
+        _Tensor.cuda: lambda tensor, *_, **__: _to(tensor, "cuda"),
         _Tensor.type: _type,
-        _Tensor.pin_memory: _pin_memory,
+        _Tensor.pin_memory: lambda tensor, *_: wrap(tensor._local.pin_memory(), tensor._meta),
         torch._VF._make_dual: _make_dual,  # type: ignore[attr-defined]
         torch._VF._unpack_dual: _unpack_dual,  # type: ignore[attr-defined]
         torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
-        _Tensor.is_set_to: _is_set_to,
-        torch.is_same_size: _is_same_size,
-        _Tensor.is_same_size: _is_same_size,
+        torch.is_same_size: lambda input, other: input.shape == other.shape,
+        _Tensor.is_same_size: lambda input, other: input.shape == other.shape,
         torch.is_nonzero: lambda input: bool(input),
         _Tensor.is_nonzero: ShardTensor.__bool__,
         _Tensor.__nonzero__: ShardTensor.__bool__,

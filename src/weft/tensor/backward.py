@@ -93,11 +93,6 @@ class Backward:
         captures: the engine returns the gradients instead of accumulating them.
     """
 
-    __slots__ = (
-        "__weakref__", "at_end", "captures", "failed", "found", "holding", "late", "outer",
-        "riders", "to_reduce",
-    )
-
     def __init__(self, captures: bool = False) -> None:
         self.captures, self.holding = captures, held.current()
         self.found: dict[int, Found] = {}
@@ -232,25 +227,18 @@ def of_leaves(
     uses: Sequence[Use], totals: Sequence[Tensor]
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """One gradient per leaf, so that hooks see the sum over all uses once."""
-    leaves = {id(use.local): use.local for use in uses}
-    if len(leaves) == len(uses):
-        return zip(leaves.values(), totals)
-    whole: dict[int, Tensor] = {}
-    for use, total in zip(uses, totals):
-        known = whole.get(id(use.local))
-        whole[id(use.local)] = total if known is None else known + total
-    return zip(leaves.values(), whole.values())
+    return _joined(zip([use.local for use in uses], totals))  # type: ignore[return-value]
 
 
 def _joined(
-    parts: Sequence[tuple[Tensor, Tensor | None]]
+    parts: Iterable[tuple[Tensor, Tensor | None]]
 ) -> list[tuple[Tensor, Tensor | None]]:
     """One gradient per leaf; None where hooks alone wait."""
     whole: dict[int, tuple[Tensor, Tensor | None]] = {}
     for local, part in parts:
         _, known = whole.get(id(local), (local, None))
         if part is not None and known is not None:
-            part = part + known
+            part = known + part
         whole[id(local)] = local, known if part is None else part
     return list(whole.values())
 

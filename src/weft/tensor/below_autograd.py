@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.torch_collectives import refusal, sends
 
 __all__ = ["refused_below_autograd"]
@@ -25,14 +25,11 @@ def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpErr
     if sends(func):
         return refusal(func, [])
     return UnsupportedOpError(
-        message(
-            f"{func}{_ASKED_BY.get(str(func), '')}",
-            "a ShardTensor reached torch's dispatcher below autograd",
-            "weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x) and some of "
-            "torch.func pass it by", [str(kind.__name__) for kind in types],
-            "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
-            "and plain torch\n"
-            "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the "
-            "ShardTensors as arguments",
-        )
-    )
+        f"{func}{_ASKED_BY.get(str(func), '')}",
+        "a ShardTensor reached torch's dispatcher below autograd",
+        "weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x) and some of "
+        "torch.func pass it by", [str(kind.__name__) for kind in types],
+        "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
+        "and plain torch\n"
+        "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the "
+        "ShardTensors as arguments")

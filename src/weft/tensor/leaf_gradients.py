@@ -71,6 +71,7 @@ class LeafUse:
         self.note = traffic.note()
         self.number = next(_MADE)
         self._seen = TensorWeakRef(seen)
+        leaf.uses[:] = [*[ref for ref in leaf.uses if ref() is not None], weakref.ref(self)]
 
     @property
     def seen(self) -> Tensor | None:
@@ -137,10 +138,7 @@ def stand_for(local: Tensor, transition: Transition, seen: Tensor) -> LeafUse:
     Its maker takes care of its gradient; `torch.autograd.grad` finds it.
     """
     leaf = LEAVES.get(track_leaf(local)) or Leaf()
-    use = LeafUse(leaf, local, transition, seen)
-    leaf.uses[:] = [ref for ref in leaf.uses if ref() is not None]
-    leaf.uses.append(weakref.ref(use))
-    return use
+    return LeafUse(leaf, local, transition, seen)
 
 
 def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | None:
@@ -161,8 +159,6 @@ def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | No
     seen = counting(transition(local.detach()), local).detach().requires_grad_()
     use = LeafUse(leaf, owner, whole, seen, local, dtype)
     seen.register_post_accumulate_grad_hook(use.arrived)
-    leaf.uses[:] = [ref for ref in leaf.uses if ref() is not None]
-    leaf.uses.append(weakref.ref(use))
     return use, seen
 
 

@@ -13,7 +13,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.tensor.meta import Meta
 
 __all__ = ["AsValue", "FromMeta", "Hooks", "hooks"]
@@ -91,9 +91,8 @@ class FromMeta:
     def __len__(self) -> int:
         if not self._meta.shape:
             raise ShardTypeError(
-                message("len(x)", "x has no dims", "len() of a 0-d tensor has no meaning (torch."
-                        "tensor([x]) asks for it too)", [str(self.sharding)], "x.item()")
-            )
+                "len(x)", "x has no dims", "len() of a 0-d tensor has no meaning (torch."
+                "tensor([x]) asks for it too)", [str(self.sharding)], "x.item()")
         return self._meta.shape[0]
 
     @property

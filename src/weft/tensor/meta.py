@@ -79,9 +79,9 @@ class Meta:
         requires_grad: bool,
         strides: tuple[int, ...] | None,
         alias: str | None,
+        varying: frozenset[int],
         like: Meta | None = None,
         local_shape: tuple[int, ...] = (0,),
-        varying: frozenset[int] = NONE,
     ) -> None:
         """`like`: a meta that differs in lengths alone; it spares checks, given the local shape."""
         here = mesh.here
@@ -121,17 +121,9 @@ class Meta:
         self, layout: Layout, local_shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> Meta:
         """The interned meta of this form with other lengths."""
-        table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
-        key = (
-            layout, self.dtype, self.device, self.requires_grad, strides, self.alias, self.varying)
-        meta = table.get(key)
-        if meta is None:
-            return _first(table, key, Meta(
-                self.mesh, layout, self.dtype, self.device, self.requires_grad, strides,
-                self.alias, self, local_shape, self.varying,
-            ))
-        METAS.hits.step()
-        return meta
+        return _interned(
+            self.mesh, (layout, self.dtype, self.device, self.requires_grad, strides, self.alias,
+                        self.varying), self, local_shape)
 
     def replace(self, **parts: Any) -> Meta:
         """The interned meta with some parts exchanged."""
@@ -162,14 +154,9 @@ class Meta:
 
     def _marked(self, *mark: Any) -> Meta:
         """The same meta, to which the caller adds this mark."""
-        table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
-        parts = self.dtype, self.device, self.requires_grad, self.strides, self.alias
-        key = (*mark, self.layout, *parts, self.varying)
-        meta = table.get(key)
-        if meta is None:
-            meta = _first(table, key, Meta(
-                self.mesh, self.layout, *parts, self, self.local_shape, self.varying))
-        return meta
+        return _interned(
+            self.mesh, (self.layout, self.dtype, self.device, self.requires_grad, self.strides,
+                        self.alias, self.varying), self, self.local_shape, mark)
 
     def stride(self) -> tuple[int, ...]:
         """Global strides, in elements."""
@@ -208,21 +195,23 @@ def intern(
     varying: frozenset[int] = NONE,
 ) -> Meta:
     """The one Meta of these parts on this rank."""
+    return _interned(mesh, (layout, dtype, device, requires_grad, strides, alias, varying))
+
+
+def _interned(
+    mesh: BoundMesh, parts: tuple[Any, ...], like: Meta | None = None,
+    local_shape: tuple[int, ...] = (0,), mark: tuple[Any, ...] = (),
+) -> Meta:
     table: dict[Any, Meta] = mesh.cache.setdefault("metas", {})
-    key = (layout, dtype, device, requires_grad, strides, alias, varying)
+    key = (*mark, *parts) if mark else parts
     meta = table.get(key)
-    if meta is None:
-        return _first(table, key, Meta(
-            mesh, layout, dtype, device, requires_grad, strides, alias, varying=varying))
-    METAS.hits.step()
-    return meta
-
-
-def _first(table: dict[Any, Meta], key: Any, made: Meta) -> Meta:
-    """`made`, or what another thread has put there meanwhile: one object is kept."""
+    if meta is not None:
+        METAS.hits.step()
+        return meta
     METAS.misses.step()
     _make_room(table, MAX_METAS)
-    return table.setdefault(key, made)
+    # Another thread may have put one there meanwhile: one object is kept.
+    return table.setdefault(key, Meta(mesh, *parts, like=like, local_shape=local_shape))
 
 
 def is_dense(meta: Meta) -> bool:

@@ -18,7 +18,7 @@ from torch.fx import _symbolic_trace as fx
 from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
 from weft.core.scopes import Inside, setting
-from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
+from weft.errors import StrictError, UnsupportedOpError, WeftWarning
 from weft.transport import traffic
 from weft.transport.nodes import transforms
 from weft.transport.transition import Transition
@@ -150,18 +150,16 @@ def check_traced(op: str) -> None:
     """
     if num_dispatch_modes() and torch._C._get_dispatch_mode(_FAKE) is not None:
         raise UnsupportedOpError(
-            message(op, f"at {source_line()} a ShardTensor is used under FakeTensorMode",
-                    "fake tensors have no data that collectives could send", [op],
-                    "the call outside of the mode; a program without data runs on meta tensors: "
-                    "weft.distribute_tensor(torch.empty(shape, device=\"meta\"), mesh, placements)")
-        )
+            op, f"at {source_line()} a ShardTensor is used under FakeTensorMode",
+            "fake tensors have no data that collectives could send", [op],
+            "the call outside of the mode; a program without data runs on meta tensors: "
+            "weft.distribute_tensor(torch.empty(shape, device=\"meta\"), mesh, placements)")
     if is_traced():
         raise UnsupportedOpError(
-            message(op, f"at {source_line()} a ShardTensor is used while make_fx, torch.export or "
-                    "torch.jit traces", "a traced graph knows ops on plain tensors, and neither "
-                    "layouts nor communication", [op],
-                    "trace the program on plain tensors, and run it on ShardTensors untraced")
-        )
+            op, f"at {source_line()} a ShardTensor is used while make_fx, torch.export or "
+            "torch.jit traces", "a traced graph knows ops on plain tensors, and neither "
+            "layouts nor communication", [op],
+            "trace the program on plain tensors, and run it on ShardTensors untraced")
 
 
 def check_transforms(op: str) -> None:
@@ -172,11 +170,10 @@ def check_transforms(op: str) -> None:
     """
     if transforms() is not None:
         raise UnsupportedOpError(
-            message(op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
-                    "of torch.func", "grad, jvp and the like do not reach local tensors",
-                    ["a function that closes over a ShardTensor"],
-                    "torch.autograd.grad on ShardTensors, or the transform with x.full_tensor()")
-        )
+            op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
+            "of torch.func", "grad, jvp and the like do not reach local tensors",
+            ["a function that closes over a ShardTensor"],
+            "torch.autograd.grad on ShardTensors, or the transform with x.full_tensor()")
 
 
 def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -198,18 +195,16 @@ def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
     ]
     if plain and region is not None:
         raise UnsupportedOpError(
-            message(op, f"at {source_line()} a ShardTensor meets {len(plain)} plain tensors inside "
-                    f"{region}", "inside, plain tensors are a rank's own blocks, elsewhere they "
-                    "are the same on every rank", [f"shape {shape}" for shape in plain],
-                    "give the ShardTensor to the function, with a spec; or x.to_local()")
-        )
+            op, f"at {source_line()} a ShardTensor meets {len(plain)} plain tensors inside "
+            f"{region}", "inside, plain tensors are a rank's own blocks, elsewhere they "
+            "are the same on every rank", [f"shape {shape}" for shape in plain],
+            "give the ShardTensor to the function, with a spec; or x.to_local()")
     if plain:
         raise StrictError(
-            message(op, f"at {source_line()} {len(plain)} plain tensors are taken as replicated",
-                    "under weft.strict() every operand is a ShardTensor",
-                    [f"shape {shape}" for shape in plain],
-                    "weft.distribute_tensor(t, mesh, placements)")
-        )
+            op, f"at {source_line()} {len(plain)} plain tensors are taken as replicated",
+            "under weft.strict() every operand is a ShardTensor",
+            [f"shape {shape}" for shape in plain],
+            "weft.distribute_tensor(t, mesh, placements)")
 
 
 def check_summaries(op: str, operands: Sequence[Layout], axes: Sequence[int]) -> None:
@@ -222,11 +217,10 @@ def check_summaries(op: str, operands: Sequence[Layout], axes: Sequence[int]) ->
         layout = next(one for one in operands if set(axes) & set(one.sharded_axes))
         dims = [() if set(cut) & set(axes) else cut for cut in layout.dims]
         raise StrictError(
-            message(op, f"an operand is {layout}, and what it needs of other blocks would be sent "
-                    f"over {[layout.mesh.axis_names[axis] for axis in axes]}",
-                    "under weft.strict() no op communicates implicitly", [source_line()],
-                    f"x.redistribute(placements={list(layout.replace(dims=dims).placements)!r})")
-        )
+            op, f"an operand is {layout}, and what it needs of other blocks would be sent "
+            f"over {[layout.mesh.axis_names[axis] for axis in axes]}",
+            "under weft.strict() no op communicates implicitly", [source_line()],
+            f"x.redistribute(placements={list(layout.replace(dims=dims).placements)!r})")
 
 
 def check_strict(op: str, transition: Transition) -> None:
@@ -241,7 +235,6 @@ def check_strict(op: str, transition: Transition) -> None:
             check_summaries(op, [layout], [
                 axis for axes, mine in zip(layout.dims, cover.reads) if mine for axis in axes])
         raise StrictError(
-            message(op, f"an operand is {transition.src} and has to be {transition.dst}",
-                    "under weft.strict() no op communicates implicitly", [source_line()],
-                    f"x.redistribute(placements={list(transition.dst.placements)!r})")
-        )
+            op, f"an operand is {transition.src} and has to be {transition.dst}",
+            "under weft.strict() no op communicates implicitly", [source_line()],
+            f"x.redistribute(placements={list(transition.dst.placements)!r})")

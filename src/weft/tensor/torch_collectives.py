@@ -21,7 +21,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.core.scopes import setting
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 
 __all__ = ["filled", "function_of", "is_global", "on_full", "refusal", "refusal_of_plain", "sends"]
 
@@ -75,12 +75,11 @@ def refusal(func: Any, layouts: Iterable[object]) -> UnsupportedOpError:
     """The error of a collective of torch's that was given ShardTensors of these layouts."""
     call = _name(func)
     return UnsupportedOpError(
-        message(f"{call}(...)", "a ShardTensor is among its arguments",
-                "a ShardTensor is one global value, the same on all ranks: there is nothing to "
-                "reduce, gather or send", list(dict.fromkeys(map(str, layouts))),
-                "leave the call out: x.item() and x.full_tensor() give the global value on every "
-                f"rank\n{_METRICS}\nof this rank's own block: {call}(x.to_local(), ...)")
-    )
+        f"{call}(...)", "a ShardTensor is among its arguments",
+        "a ShardTensor is one global value, the same on all ranks: there is nothing to "
+        "reduce, gather or send", list(dict.fromkeys(map(str, layouts))),
+        "leave the call out: x.item() and x.full_tensor() give the global value on every "
+        f"rank\n{_METRICS}\nof this rank's own block: {call}(x.to_local(), ...)")
 
 
 def refusal_of_plain(func: Any, tensor: torch.Tensor) -> UnsupportedOpError:
@@ -91,12 +90,11 @@ def refusal_of_plain(func: Any, tensor: torch.Tensor) -> UnsupportedOpError:
     if function is not None:
         facts = f"it is called in {function}.forward, which was given full tensors for ShardTensors"
     return UnsupportedOpError(
-        message(f"{call}(...)", facts,
-                "the value of a ShardTensor is global, the same on all ranks: there is nothing to "
-                "reduce, gather or send", [f"shape {tuple(tensor.shape)}, {tensor.dtype}"],
-                f"leave the call out: the tensor is the same on every rank\n{_METRICS}\n"
-                f"if it is not: {call}(x.clone(), ...)")
-    )
+        f"{call}(...)", facts,
+        "the value of a ShardTensor is global, the same on all ranks: there is nothing to "
+        "reduce, gather or send", [f"shape {tuple(tensor.shape)}, {tensor.dtype}"],
+        f"leave the call out: the tensor is the same on every rank\n{_METRICS}\n"
+        f"if it is not: {call}(x.clone(), ...)")
 
 
 _METRICS = "torchmetrics, whose metrics gather by themselves: Metric(..., sync_on_compute=False)"

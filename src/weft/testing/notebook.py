@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.core.parse import parse_mesh
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 from weft.testing.session import PerRank, Session
 
 __all__ = ["load_ipython_extension"]
@@ -30,9 +30,8 @@ def load_ipython_extension(ipython: Any) -> None:
                 ipython.user_ns["ranks"] = held[-1]
         if not held:
             raise MeshError(
-                message("%%ranks", "no ranks have been started", "the first cell names the axes "
-                        "of a mesh and their sizes", ["%%ranks"], "%%ranks dp=2,tp=2")
-            )
+                "%%ranks", "no ranks have been started", "the first cell names the axes "
+                "of a mesh and their sizes", ["%%ranks"], "%%ranks dp=2,tp=2")
         given = {name: value for name, value in ipython.user_ns.items() if name[:1] != "_"}
         return held[-1].exec(cell, given)
 

@@ -17,7 +17,7 @@ from weft.comm.simulated import SimulatedWorld
 from weft.core import Mesh, P
 from weft.core.display import preformatted
 from weft.drawing.ranks import ranks_text
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError
 
 __all__ = ["PerRank", "Session", "session"]
 
@@ -74,10 +74,9 @@ class Session:
         if self._ranks.baton.is_stuck:
             axes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
             raise CommunicationError(
-                message("session.run(fn)", "a rank of a call that was interrupted still computes",
-                        "ranks run one call at a time", [repr(self)],
-                        f"ranks = weft.testing.session({axes!r})")
-            )
+                "session.run(fn)", "a rank of a call that was interrupted still computes",
+                "ranks run one call at a time", [repr(self)],
+                f"ranks = weft.testing.session({axes!r})")
         return PerRank(self._ranks.run(fn))
 
     def exec(self, code: str, given: Mapping[str, Any] | None = None) -> PerRank | None:

@@ -9,14 +9,14 @@ same way, but remains a wrapper afterwards.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from weft.comm import Finish
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 
 __all__ = ["InFlight", "in_flight", "landed"]
 
@@ -39,8 +39,8 @@ class InFlight(torch.Tensor):
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args)
-        for tensor in _in_flight((args, kwargs)):
-            landed(tensor)
+        for one in tree_leaves((args, kwargs)):
+            landed(one)
         return func(*args, **(kwargs or {}))
 
 
@@ -51,14 +51,11 @@ def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
     def checked() -> Tensor:
         if version is not None and x._version != version:
             raise UnsupportedOpError(
-                message(
-                    "redistribute(async_op=True)", f"its source of shape {tuple(x.shape)} was "
-                    f"written to {x._version - version} times before the result was used",
-                    "the source is still being sent: it must not change until the first use of "
-                    "the result", [f"version {version}, now {x._version}"],
-                    "x.clone().redistribute(..., async_op=True), or use the result first",
-                )
-            )
+                "redistribute(async_op=True)", f"its source of shape {tuple(x.shape)} was "
+                f"written to {x._version - version} times before the result was used",
+                "the source is still being sent: it must not change until the first use of "
+                "the result", [f"version {version}, now {x._version}"],
+                "x.clone().redistribute(..., async_op=True), or use the result first")
         return finish()
 
     setattr(out, _FINISH, checked)
@@ -75,14 +72,3 @@ def landed(tensor: Tensor) -> Tensor:
             tensor.__class__ = torch.Tensor  # type: ignore[assignment]
             tensor.data = data
     return tensor
-
-
-def _in_flight(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        if type(tree) is InFlight:
-            yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _in_flight(item)
-    elif isinstance(tree, dict):
-        yield from _in_flight(list(tree.values()))

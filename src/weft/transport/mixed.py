@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Finish
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.transport.in_flight import in_flight
 from weft.transport.nodes import dense
 from weft.transport.traffic import STATE, note, resume
@@ -68,12 +68,11 @@ class Mixed:
             self.forward.is_complex)
         if wants and self.transition is not None and self.transition.is_special:
             raise UnsupportedOpError(
-                message("redistribute(forward_dtype=, backward_dtype=)", f"a gradient is wanted "
-                        f"of {self.transition.text}", "only gradients of sums and means, and of "
-                        "what is not partial, travel in a dtype of their own",
-                        [self.transition.text],
-                        "x.redistribute(placements=...).to(dtype), or x.detach() before it")
-            )
+                "redistribute(forward_dtype=, backward_dtype=)", f"a gradient is wanted "
+                f"of {self.transition.text}", "only gradients of sums and means, and of "
+                "what is not partial, travel in a dtype of their own",
+                [self.transition.text],
+                "x.redistribute(placements=...).to(dtype), or x.detach() before it")
         return wants
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from weft.core.scopes import Inside
 
 __all__ = ["current_module", "following_modules"]
 
@@ -19,15 +20,9 @@ class _Thread(threading.local):
         self.names: dict[int, str] = {}
 
 
-class _Hooks:
-    def __init__(self) -> None:
-        self.users = 0
-        self.lock = threading.Lock()
-        self.handles: list[Any] = []
-
-
 _thread = _Thread()
-_hooks = _Hooks()
+_followed = Inside()
+_handles: list[Any] = []
 
 
 def current_module() -> str:
@@ -39,25 +34,22 @@ def current_module() -> str:
     return running[-1] if running else ""
 
 
-@contextmanager
-def following_modules() -> Iterator[None]:
+def following_modules() -> AbstractContextManager[None]:
     """Inside, the modules are known: calls of modules take some microseconds longer."""
-    with _hooks.lock:
-        _hooks.users += 1
-        if _hooks.users == 1:
-            _hooks.handles = [
-                register_module_forward_pre_hook(_enter),
-                register_module_forward_hook(_leave, always_call=True),
-            ]
-    try:
-        yield
-    finally:
-        with _hooks.lock:
-            _hooks.users -= 1
-            if not _hooks.users:
-                for handle in _hooks.handles:
-                    handle.remove()
-                _thread.running.clear()
+    return _followed.counted()
+
+
+def _hook() -> None:
+    if _followed.on and not _handles:
+        _handles.append(register_module_forward_pre_hook(_enter))
+        _handles.append(register_module_forward_hook(_leave, always_call=True))
+    elif not _followed.on:
+        while _handles:
+            _handles.pop().remove()
+        _thread.running.clear()
+
+
+_followed.changed = _hook
 
 
 def _enter(module: nn.Module, _: Any) -> None:

@@ -23,7 +23,7 @@ import torch
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core.arguments import MeshLike
 from weft.core.mesh import Mesh
-from weft.errors import MeshError, ShardTypeError, message
+from weft.errors import MeshError, ShardTypeError
 from weft.planner import Link, Links
 from weft.planner.links import NODE_SIZE, is_near
 
@@ -78,17 +78,15 @@ def measure_links(
 def _check(mesh: BoundMesh, sizes: Sequence[int], num_rounds: int) -> None:
     if mesh.size() == 1:
         raise MeshError(
-            message("measure_links(mesh)", f"{mesh} has one rank", "a network is measured between "
-                    "ranks", [str(mesh)], 'weft.init_mesh({"dp": 2}), by two processes')
-        )
+            "measure_links(mesh)", f"{mesh} has one rank", "a network is measured between "
+            "ranks", [str(mesh)], 'weft.init_mesh({"dp": 2}), by two processes')
     wrong = [size for size in sizes if not isinstance(size, int) or size < 1]
     if wrong or not sizes or num_rounds < 1:
         raise ShardTypeError(
-            message("measure_links(sizes, num_rounds)", f"sizes are {list(sizes)!r}, num_rounds is "
-                    f"{num_rounds!r}", "sizes are whole numbers of bytes, at least 1; there is a "
-                    "round or more", wrong or [list(sizes), num_rounds],
-                    f"measure_links(mesh, sizes={SIZES_NBYTES})")
-        )
+            "measure_links(sizes, num_rounds)", f"sizes are {list(sizes)!r}, num_rounds is "
+            f"{num_rounds!r}", "sizes are whole numbers of bytes, at least 1; there is a "
+            "round or more", wrong or [list(sizes), num_rounds],
+            f"measure_links(mesh, sizes={SIZES_NBYTES})")
 
 
 def samples(mesh: BoundMesh, sizes: Sequence[int], num_rounds: int) -> list[Sample]:

@@ -45,11 +45,6 @@ class Shards:
         next_key: gives the key of a random call, which is counted then; all ranks call it alike.
     """
 
-    __slots__ = (
-        "_group", "axes", "check", "dims", "filled", "index", "layout", "made", "mesh",
-        "next_key", "num", "operands", "order", "parts", "sizes", "starts",
-    )
-
     def __init__(
         self, mesh: BoundMesh, layout: Layout, dims: Sequence[int],
         check: Callable[[tuple[int, ...]], None] | None = None, operands: Sequence[Layout] = (),

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.nn.groups.buckets import Buckets
 from weft.tensor import ShardTensor
 from weft.tensor.held import Holding, holding
@@ -37,10 +37,9 @@ def accumulate(module: nn.Module) -> Iterator[None]:
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise ShardTypeError(
-            message("weft.nn.accumulate(module)", f"it is of type {kind}",
-                    "gradients of the parameters of a torch.nn.Module stay partial", [kind],
-                    "with weft.nn.accumulate(model): ...")
-        )
+            "weft.nn.accumulate(module)", f"it is of type {kind}",
+            "gradients of the parameters of a torch.nn.Module stay partial", [kind],
+            "with weft.nn.accumulate(model): ...")
     held = Holding(_locals_of(module))
     try:
         with holding(held):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh
-from weft.errors import StrictError, message
+from weft.errors import StrictError
 from weft.nn.groups.buckets import Buckets
 from weft.nn.groups.kind import Dtypes, Kind, autocast_dtype, kind_of
 from weft.nn.groups.pack import Pack
@@ -50,11 +50,10 @@ def _implicit(pack: Pack, path: str) -> StrictError:
     names = [str(member.meta.layout) for member in pack.members]
     axes = ", ".join(map(str, pack.kind.mesh.names(sorted(pack.kind.axes))))
     return StrictError(
-        message(f"forward of {path or 'the module'}", f"{len(names)} parameters are sharded over "
-                f"{axes}, as the batch is, and are gathered for it",
-                "under weft.strict() gather= names what is gathered", names,
-                f"distribute_module(..., gather={{{path!r}: weft.nn.Gather()}})")
-    )
+        f"forward of {path or 'the module'}", f"{len(names)} parameters are sharded over "
+        f"{axes}, as the batch is, and are gathered for it",
+        "under weft.strict() gather= names what is gathered", names,
+        f"distribute_module(..., gather={{{path!r}: weft.nn.Gather()}})")
 
 
 class Line:

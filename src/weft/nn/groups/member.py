@@ -29,11 +29,6 @@ class Member:
     `shown`: the local tensor of the gathered parameter.
     """
 
-    __slots__ = (
-        "_full", "_released", "another", "has_arrived", "held", "local", "memo", "meta", "shown",
-        "tensor", "times_set", "use", "version", "whole", "whole_meta",
-    )
-
     def __init__(
         self, tensor: ShardTensor, whole_meta: Meta, dtype: torch.dtype, storage: Any = None,
         offset: int = 0,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 
 __all__ = ["AUTOMATIC", "Gather", "check_gather", "policies_of"]
 
@@ -43,10 +43,9 @@ class Gather:
         ]
         if wrong:
             raise ShardTypeError(
-                message("Gather(compute_dtype=, reduce_dtype=)", f"{len(wrong)} of 2 are no "
-                        "floating-point torch.dtype", "parameters are cast to one before they "
-                        "travel, and gradients before they are summed", wrong, "torch.bfloat16")
-            )
+                "Gather(compute_dtype=, reduce_dtype=)", f"{len(wrong)} of 2 are no "
+                "floating-point torch.dtype", "parameters are cast to one before they "
+                "travel, and gradients before they are summed", wrong, "torch.bfloat16")
 
 
 AUTOMATIC = Gather()
@@ -107,17 +106,15 @@ def check_gather(module: nn.Module, given: Any) -> None:
     ]
     if wrong:
         raise ShardTypeError(
-            message("distribute_module(gather=)", f"{len(wrong)} parts are of other types",
-                    "gather is True, False, or a map from patterns of module names to Gather(...), "
-                    "True or False", wrong,
-                    'gather={"layers.*": weft.nn.Gather(free=False)}')
-        )
+            "distribute_module(gather=)", f"{len(wrong)} parts are of other types",
+            "gather is True, False, or a map from patterns of module names to Gather(...), "
+            "True or False", wrong,
+            'gather={"layers.*": weft.nn.Gather(free=False)}')
     paths = [path for path, _ in module.named_modules()]
     idle = [pattern for pattern in given if not any(fnmatchcase(one, pattern) for one in paths)]
     if idle:
         raise LayoutError(
-            message("distribute_module(gather=)", f"{len(idle)} of {len(given)} patterns match "
-                    f"none of the {len(paths)} names of modules", "every pattern matches at least "
-                    "one module", [repr(one) for one in idle],
-                    "print([name for name, _ in module.named_modules()])")
-        )
+            "distribute_module(gather=)", f"{len(idle)} of {len(given)} patterns match "
+            f"none of the {len(paths)} names of modules", "every pattern matches at least "
+            "one module", [repr(one) for one in idle],
+            "print([name for name, _ in module.named_modules()])")

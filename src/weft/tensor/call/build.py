@@ -13,9 +13,10 @@ import torch
 
 from weft import ops
 from weft.comm import BoundMesh
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import Entry
 from weft.tensor.call import by_book, fallback, numbers, reduce_once
+from weft.tensor.call.autocast import dtype_of
 from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
@@ -234,10 +235,9 @@ def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.
     for arg in (*args, *kwargs.values()):
         if type(arg) is torch.dtype and arg in _QUANTIZED:
             raise UnsupportedOpError(
-                message(name, f"its result would be {arg}",
-                        "ShardTensors are dense and not quantized", [str(arg)],
-                        "the op on x.to_local(), or on x.full_tensor()")
-            )
+                name, f"its result would be {arg}",
+                "ShardTensors are dense and not quantized", [str(arg)],
+                "the op on x.to_local(), or on x.full_tensor()")
 
 
 def reads(func: Any, args: Any, kwargs: Any, key: Sequence[Any]) -> bool:
@@ -269,7 +269,7 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     function = composite.function
     is_cast = parts is None and torch.is_autocast_enabled(mesh.kernel_type)
     if is_cast and not composite.each_call:
-        function = as_autocast(function, op, trace, mesh.kernel_type)
+        function = as_autocast(function, dtype_of(op, trace, mesh), mesh.kernel_type)
     is_program = not (composite.each_call or is_cast or builder.target is not None)
     if is_program and mesh.here is not None:
         composer = Composer(builder.tensors, mesh)

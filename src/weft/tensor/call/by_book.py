@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from weft import ops
 from weft.comm import BoundMesh
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import Entry
 from weft.tensor.call import fallback
 from weft.tensor.call.local import is_torchs_own
@@ -48,11 +48,10 @@ def entry_of(about: Facts) -> Entry | None:
     if own is None and about.reshapes:
         known = [entry.names[0] for key, entry in ops.BOOK.items() if _reshapes(key)]
         raise UnsupportedOpError(
-            message(about.name, "the op would change the memory of a ShardTensor in place",
-                    "in place, a shape changes where the elements stay: "
-                    + ", ".join(sorted(known)), [about.name],
-                    "use the op without the trailing underscore")
-        )
+            about.name, "the op would change the memory of a ShardTensor in place",
+            "in place, a shape changes where the elements stay: "
+            + ", ".join(sorted(known)), [about.name],
+            "use the op without the trailing underscore")
     return own or ops.find(about.functional)
 
 

@@ -6,7 +6,6 @@ time, on the ranks that clear.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from weft.comm import live_meshes
@@ -41,24 +40,12 @@ class KindInfo(NamedTuple):
     currsize: int
 
 
-class CacheInfo(Mapping[str, KindInfo]):
+class CacheInfo(dict[str, KindInfo]):
     """Kind -> hits, misses, maxsize, currsize. Printed as a table."""
 
-    def __init__(self, kinds: Mapping[str, KindInfo]) -> None:
-        self._kinds = dict(kinds)
-
-    def __getitem__(self, kind: str) -> KindInfo:
-        return self._kinds[kind]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
     def __repr__(self) -> str:
-        rows = [("kind", *KindInfo._fields), *((kind, *map(str, info)) for kind, info in
-                                               self._kinds.items())]
+        rows = [("kind", *KindInfo._fields), *(
+            (kind, *map(str, info)) for kind, info in self.items())]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *(

@@ -56,12 +56,11 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
             if isinstance(error, WeftError) or not any(sign in str(error) for sign in _SIGNS):
                 raise
             raise UnsupportedOpError(
-                message("torch.compile(fullgraph=True)", "the compiled function uses a ShardTensor",
-                        "ops on ShardTensors run eagerly, so the graph ends at each of them",
-                        [name],
-                        "torch.compile without fullgraph, or of what runs on local tensors\n"
-                        "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)")
-            ) from None
+                "torch.compile(fullgraph=True)", "the compiled function uses a ShardTensor",
+                "ops on ShardTensors run eagerly, so the graph ends at each of them",
+                [name],
+                "torch.compile without fullgraph, or of what runs on local tensors\n"
+                "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)") from None
 
     return run
 

@@ -16,7 +16,7 @@ from weft import ops, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Decision, Rule
-from weft.tensor.call import by_book, empty_results, fallback, foreach, outside
+from weft.tensor.call import by_book, fallback, foreach, outside
 from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
@@ -51,6 +51,7 @@ from weft.tensor.trace.calls import (
 from weft.tensor.trace.capture import Trace, as_autocast, meta_like
 from weft.tensor.trace.derivatives import differentiated
 from weft.tensor.trace.trees import Slot, slots_of
+from weft.transport.facts import replicated
 
 __all__ = ["Builder"]
 
@@ -119,11 +120,6 @@ class Builder:
         if chosen is None:
             metas = [meta_like(tensor) for tensor in self.tensors]
             chosen = parts_of(self.op, metas, self.mesh.kernel_type)
-        if chosen is None or (
-            isinstance(chosen, Decision)
-            and any(mine != to for mine, to in zip(layouts, chosen.operands))
-        ):
-            chosen = self._made_of_nothing(wants) or chosen
         match chosen:
             case ops.Composite():
                 if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
@@ -139,10 +135,6 @@ class Builder:
                 return self._direct(chosen, layouts, wants, None)
             case None:
                 return self.fallback("no rule covers it")
-
-    def _made_of_nothing(self, wants: list[bool]) -> ops.Local | None:
-        return empty_results.made_of_nothing(
-            self.trace, self.tensors, self.layouts, wants, self.mesh, self.differentiable)
 
     def fallback(self, reason: str) -> Recipe:
         if self.mesh.here is not None:
@@ -211,7 +203,7 @@ class Builder:
         if is_lacking(self.op, self.tensors, dtype, self.mesh):
             if local is None:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
-            local = as_autocast(local, self.op, self.trace, self.mesh.kernel_type)
+            local = as_autocast(local, dtype, self.mesh.kernel_type)
         if any(decision.folds):
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
@@ -334,7 +326,7 @@ class Builder:
             alias = self._alias(brought or (move is not None and move.src != move.dst))
             meta = self.trace.metas[slot.index]
             differentiable = self.differentiable(meta, grad)
-            leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
+            leaving = replicated(layout, varying)
             leave = (
                 transition_between(self.mesh, layout, layout, leaving, self.stays)
                 if differentiable and leaving and not self.is_leaf
@@ -394,7 +386,7 @@ class Builder:
         check_writable(self.name, target)
         wanted = layout_of(target, self.mesh)
         direct = decision.results[0] == wanted and moves[self.target] is None and not (
-            _needs_leaving(decision.results[0], varying) and self.grad
+            replicated(decision.results[0], varying) and self.grad
         )
         writes = algorithm.writes if isinstance(algorithm, ops.Local) else None
         if writes is not None and direct:
@@ -410,14 +402,10 @@ class Builder:
             args = self.op.args if args is None else args
             kwargs = self.op.kwargs if kwargs is None else kwargs
         result = decision.results[0]
-        leaving = frozenset(axis for axis in varying if result.on(axis) is None)
+        leaving = replicated(result, varying)
         write = writing_back(
             self.name, self.mesh, result, wanted, leaving if self.grad else frozenset())
         return Step(
             self.name, moves, local, args, kwargs, target=self.target, write_back=True,
             write=write, why=decision.reason,
         )
-
-
-def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:
-    return any(layout.on(axis) is None for axis in varying)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh, this_world
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 from weft.tensor.call import build
 from weft.tensor.call.compiled import unseen
 from weft.tensor.call.func_transforms import is_mapping, through_torch
@@ -242,11 +242,8 @@ def mesh_of(call_name: str, metas: Sequence[Meta]) -> Any:
     others = {str(meta.layout): meta.mesh for meta in metas if meta.mesh != mesh}
     if others:
         raise MeshError(
-            message(
-                call_name, f"operands live on {mesh!r} and on "
-                + ", ".join(repr(other) for other in dict.fromkeys(others.values())),
-                "all operands of one call live on one mesh", list(others),
-                "x.redistribute(mesh, placements) first",
-            )
-        )
+            call_name, f"operands live on {mesh!r} and on "
+            + ", ".join(repr(other) for other in dict.fromkeys(others.values())),
+            "all operands of one call live on one mesh", list(others),
+            "x.redistribute(mesh, placements) first")
     return mesh

@@ -28,7 +28,7 @@ from weft.tensor.trace.calls import returned, written_by
 from weft.tensor.trace.capture import Op, Trace, check_dense
 from weft.tensor.trace.trees import fill, flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
-from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
+from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
 __all__ = ["FIX", "of_op", "replicate", "runner", "write_back"]
 
@@ -138,10 +138,7 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
             mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
         )
         write_counted(tensor._local, full if back is None else back(full), full)
-    bump_view_epoch()
-    if tensor._memo is not None:
-        tensor._memo.clear()
-    tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)
+    written_to(tensor)
 
 
 def _tell(name: str, reason: str, tensors: list[torch.Tensor], fix: str) -> None:
@@ -152,10 +149,9 @@ def _tell(name: str, reason: str, tensors: list[torch.Tensor], fix: str) -> None
     layouts = [str(t._meta.layout) for t in sharded]
     if modes.is_strict():
         raise StrictError(
-            message(name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
-                    "under weft.strict() no op communicates implicitly", layouts,
-                    "x.redistribute(placements=[Replicate(), ...]) before the call")
-        )
+            name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
+            "under weft.strict() no op communicates implicitly", layouts,
+            "x.redistribute(placements=[Replicate(), ...]) before the call")
     if name not in _WARNED:
         _WARNED.add(name)
         modes.warn(

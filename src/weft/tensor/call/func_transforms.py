@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 from weft.transport.nodes import MAPS, contained, is_wrapped, outside_maps, transforms
@@ -146,7 +146,7 @@ def beneath(func: Any, args: Any, kwargs: Any) -> Any:
 def _of_plain_gradient(func: Any, plain: list[Tensor]) -> UnsupportedOpError:
     offenders = [f"shape {tuple(one.shape)}" for one in plain if one.requires_grad]
     return UnsupportedOpError(
-        message("torch.func", f"{func} meets a ShardTensor and {len(offenders)} plain tensors that "
-                "require grad", "under a transform torch would record a graph of the wrapper, "
-                "which has none", offenders, "weft.distribute_tensor(x, mesh, P()), of the plain "
-                "tensors, before the transform"))
+        "torch.func", f"{func} meets a ShardTensor and {len(offenders)} plain tensors that "
+        "require grad", "under a transform torch would record a graph of the wrapper, "
+        "which has none", offenders, "weft.distribute_tensor(x, mesh, P()), of the plain "
+        "tensors, before the transform")

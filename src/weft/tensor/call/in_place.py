@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op
 from weft.tensor.trace.trees import fill
@@ -24,11 +24,10 @@ def check_writable(name: str, target: torch.Tensor) -> None:
     """
     if type(target) is ShardTensor and target._meta.alias is not None:
         raise UnsupportedOpError(
-            message(name, f"the tensor {target.sharding} came from a view op "
-                    f"({target._meta.alias}) that had to communicate",
-                    "a write through a view reaches its base only where they share memory",
-                    [str(target.sharding)], "write to the base, or clone() the view first")
-        )
+            name, f"the tensor {target.sharding} came from a view op "
+            f"({target._meta.alias}) that had to communicate",
+            "a write through a view reaches its base only where they share memory",
+            [str(target.sharding)], "write to the base, or clone() the view first")
 
 
 def check_cast(

@@ -16,7 +16,7 @@ from weft.ops import Kernel, Local
 from weft.rules import Decision
 from weft.tensor import modes
 from weft.tensor.placing.draw import next_key
-from weft.tensor.trace.trees import map_tensors
+from weft.tensor.trace.capture import as_autocast
 from weft.transport import Shards, traffic
 from weft.transport.transition import Transition
 
@@ -94,25 +94,10 @@ class BoundKernel:
         shards = Shards(self.mesh, layout, dims, self._check, operands, keys)
         local = partial(self.kernel.function, shards)
         if self.cast is not None:
-            local = _without_autocast(local, self.cast, self.mesh.kernel_type)
+            local = as_autocast(local, self.cast, self.mesh.kernel_type, results=False)
         return _labelled(self.name, local, decision, self.kernel.axes, self.mesh, checks=False)
 
     def _check(self, axes: tuple[int, ...]) -> None:
         """Raise in strict mode, before the kernel communicates over these axes."""
         if modes.STRICT.on and self.mesh.comm(axes).size > 1:
             modes.check_summaries(self.name, self.kernel.decision.operands, axes)
-
-
-def _without_autocast(
-    function: Callable[..., Any], dtype: torch.dtype, device_type: str
-) -> Callable[..., Any]:
-    """`function` as autocast runs an op: operands cast once, and no policy inside."""
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        stays = not tensor.is_floating_point() or tensor.dtype is torch.float64
-        return tensor if stays else tensor.to(dtype)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, enabled=False):
-            return function(*map_tensors(cast, args), **map_tensors(cast, kwargs))
-
-    return run

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from weft.comm import BoundMesh
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.shard_tensor import ShardTensor
@@ -99,9 +99,8 @@ def _write(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
     if target.shape != value.shape:
         if type(target) is ShardTensor or target.numel():
             raise UnsupportedOpError(
-                message(f"{name}(out=)", f"the target has shape {tuple(target.shape)}, the result "
-                        f"{tuple(value.shape)}", "a target is written to, never resized",
-                        [tuple(target.shape)], f"out=weft.empty{tuple(value.shape)}")
-            )
+                f"{name}(out=)", f"the target has shape {tuple(target.shape)}, the result "
+                f"{tuple(value.shape)}", "a target is written to, never resized",
+                [tuple(target.shape)], f"out=weft.empty{tuple(value.shape)}")
         target.resize_(value.shape)
     target.copy_(value)

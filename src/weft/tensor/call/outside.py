@@ -17,13 +17,13 @@ from torch import Tensor
 
 from weft import ops
 from weft.comm import BoundMesh
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Op, Trace, meta_like
 from weft.tensor.trace.meta_results import has_meta_kernel, known_result
 from weft.tensor.trace.trees import fill, flatten, slots_of
-from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
+from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
@@ -82,10 +82,9 @@ def unknown(mesh: BoundMesh, reason: str) -> Run:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", None) or str(func)
         raise MeshError(
-            message(name, f"rank {mesh.rank} is outside {mesh.abstract!r}, and {reason}",
-                    "a rank outside the mesh runs what needs no data to know the result's shape",
-                    [mesh.rank], "if x.device_mesh.here is not None: ...")
-        )
+            name, f"rank {mesh.rank} is outside {mesh.abstract!r}, and {reason}",
+            "a rank outside the mesh runs what needs no data to know the result's shape",
+            [mesh.rank], "if x.device_mesh.here is not None: ...")
 
     return run
 
@@ -127,9 +126,7 @@ def write(into: Tensor, local: Tensor) -> None:
     """Give a tensor that was written to the history of `local`."""
     if type(into) is ShardTensor:
         into._local.copy_(local)
-        bump_view_epoch()
-        into._memo = None
-        into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
+        written_to(into)
 
 
 class _Entering(torch.autograd.Function):

@@ -31,7 +31,7 @@ from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.torch_collectives import filled
 from weft.tensor.trace.trees import Slot, fill, flatten, local_of, slots_of, substitute
-from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
+from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view, written_to
 from weft.transport.order import Order, laid, order_due, order_of
 from weft.transport.transition import Transition
 
@@ -157,13 +157,10 @@ class Step(Caller):
             if self.write is not None:
                 out = self.write(unwrap_view(out))
             local.copy_(out)
-        bump_view_epoch()
         if type(target) is ShardTensor:
-            if target._memo is not None:
-                target._memo.clear()
-            if target._meta.requires_grad != local.requires_grad:
-                target._meta = target._meta.replace(requires_grad=local.requires_grad)
+            written_to(target)
         else:
+            bump_view_epoch()
             filled(target)
 
 

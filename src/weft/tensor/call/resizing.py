@@ -1,24 +1,164 @@
-"""A known program on its way to other lengths: see `sizes`."""
+"""Values of a known call: where their lengths come from, and what they are for other lengths.
+
+`Resizing` is a known program on its way to other lengths: see `sizes`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.rules import Length
 from weft.tensor.call.compose import stand_in
 from weft.tensor.call.decide import Builder
-from weft.tensor.call.lengths import places_in
+from weft.tensor.call.lengths import Place, Source, places_in
 from weft.tensor.call.program import Program, Step
-from weft.tensor.call.sized import Sized, length_of, resized_meta, strides_like
 from weft.tensor.meta import Meta
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op, Trace, unseen_meta
 from weft.tensor.trace.trees import slots_of
+from weft.transport.order import Gaps, gaps_of, memory_order, strides_in_order
 
-__all__ = ["Resizing"]
+__all__ = [
+    "Resizing", "Sized", "gaps_in", "length_of", "resized_meta", "sized_as", "strides_like",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A value whose lengths are those of the call's tensors.
+
+    Args:
+        dims: per dim, where its length comes from.
+        dtype: its dtype.
+        order: its dims in the order of memory.
+        lines: its dims that are parts of longer ones, each with the place that is as long a part.
+        local: per dim, whether this rank's part is as long as that of the tensor that the length
+            comes from, or as the dim (False); None where it has to be computed.
+        is_scaled: whether a sharded dim is one of theirs, times others.
+        like: the tensor of the call that is laid out as it is, for all lengths, if there is one.
+        same: the one that has its very meta.
+    """
+
+    dims: tuple[Source, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    lines: tuple[tuple[int, Place], ...] = ()
+    local: tuple[bool | None, ...] = ()
+    is_scaled: bool = False
+    like: int | None = None
+    same: int | None = None
+
+    def beside(self, meta: Meta | None, tensors: Sequence[torch.Tensor]) -> Sized:
+        """The same, which knows what of the call's tensors it is like: it has become `meta`."""
+        if meta is None:
+            return self
+        layouts = [layout_of(one, meta.mesh) for one in tensors]
+        layout = meta.layout
+        local: list[bool | None] = []
+        scaled = False
+        for source, axes, cut in zip(self.dims, layout.dims, layout.cuts):
+            alike = None
+            lead = source
+            if isinstance(source, Length):
+                lead = source.terms[0] if source.times and not source.plus else None
+            if type(lead) is tuple:
+                theirs, dim = layouts[lead[0]], lead[1]
+                if axes == theirs.dims[dim] and (lead is not source or cut == theirs.cuts[dim]):
+                    alike = True
+                    scaled = scaled or bool(axes and lead is not source)
+            local.append(alike if axes else False)
+        slots = {source[0] for source in self.dims if type(source) is tuple}
+        slot = slots.pop() if len(slots) == 1 else len(tensors)
+        is_whole = slot < len(tensors) and layouts[slot] == layout and self.dims == tuple(
+            [(slot, dim) for dim in range(layout.ndim)])
+        one = tensors[slot] if is_whole else None
+        is_like = type(one) is ShardTensor
+        return replace(
+            self, local=tuple(local), is_scaled=scaled, like=slot if is_like else None,
+            same=slot if is_like and one._meta is meta else None,  # type: ignore[union-attr]
+        )
+
+    def comes_from(self, places: set[Place]) -> bool:
+        """Whether some of its lengths come from these places."""
+        return any(not places.isdisjoint(places_in(source)) for source in self.dims)
+
+    def strides(self, shape: Sequence[int], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Those for this shape."""
+        lines = {dim: _line(tensors[slot], at) for dim, (slot, at) in self.lines}
+        return strides_in_order(shape, self.order, lines)
+
+
+def _line(tensor: torch.Tensor, dim: int) -> int:
+    """The length that a dim of a tensor is a part of, by its strides."""
+    if type(tensor) is ShardTensor:
+        for (at, _), line in zip(gaps_in(tensor), tensor._meta.lines()):
+            if at == dim:
+                return line
+    return tensor.shape[dim]
+
+
+def gaps_in(tensor: ShardTensor) -> Gaps:
+    form = tensor._meta.form
+    return () if form is None else form.gaps
+
+
+def length_of(source: Source, tensors: Sequence[torch.Tensor]) -> int:
+    if type(source) is tuple:
+        return tensors[source[0]].shape[source[1]]
+    length = source.plus  # type: ignore[union-attr]
+    for slot, dim in source.terms:  # type: ignore[union-attr]
+        length += tensors[slot].shape[dim]
+    for slot, dim in source.times:  # type: ignore[union-attr]
+        length *= tensors[slot].shape[dim]
+    return length
+
+
+def resized_meta(
+    like: Meta, layout: Layout, local_shape: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Meta:
+    """The meta of the same form with this layout, whose local shape may be known, and of a part of
+    a dense tensor the strides."""
+    if strides is None and like.strides is not None:
+        strides = strides_like(like.shape, like.strides, layout.shape)
+    if local_shape is None:
+        assert like.mesh.here is not None
+        local_shape = layout.local_shape_at(like.mesh.here)
+    return like.resized(layout, local_shape, strides)
+
+
+def strides_like(
+    shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]
+) -> tuple[int, ...]:
+    """Those of a tensor of the wanted shape that lies in the same order, expanded (stride 0) in the
+    same dims."""
+    stepping = [length if step else 1 for length, step in zip(wanted, strides)]
+    found = strides_in_order(stepping, memory_order(shape, strides))
+    return tuple([mine if step else 0 for mine, step in zip(found, strides)])
+
+
+def sized_as(
+    dims: tuple[Source, ...], meta: torch.Tensor, is_part: bool
+) -> Sized | None:
+    """A result with these sources, in the dtype and the order of memory of a captured one; None
+    where its strides do not follow from that, nor, if it `is_part` of an operand, from that one's.
+    """
+    shape, strides = meta.shape, meta.stride()
+    order = memory_order(shape, strides)
+    lines: list[tuple[int, Place]] = []
+    for dim, _ in gaps_of(shape, strides, order) or ():
+        places = places_in(dims[dim])
+        if not is_part or len(places) > 1:
+            return None
+        lines.append((dim, places[0] if places else (0, dim)))
+    return Sized(dims, meta.dtype, order, tuple(lines))
 
 
 class Resizing:

@@ -34,8 +34,15 @@ from weft.tensor.call.decide import Builder
 from weft.tensor.call.lengths import Place, Source, places_in, sources_of, summed
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias
-from weft.tensor.call.resizing import Resizing
-from weft.tensor.call.sized import Sized, gaps_in, length_of, resized_meta, sized_as, strides_like
+from weft.tensor.call.resizing import (
+    Resizing,
+    Sized,
+    gaps_in,
+    length_of,
+    resized_meta,
+    sized_as,
+    strides_like,
+)
 from weft.tensor.keys import Structure
 from weft.tensor.meta import bounded_put
 from weft.tensor.placing.layouts import layout_of

@@ -28,8 +28,8 @@ from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.reduce_once import UsingReduced
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import filled, is_used, watch
-from weft.tensor.placing.operands import as_value, move_operands, settle
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.placing.operands import as_value, settle
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, local_of, substitute
 from weft.tensor.views.cast_weight import CastWeight, cast_of, gathered
 from weft.tensor.views.moved import unwrap_view, writes
@@ -120,15 +120,8 @@ class _Watched(Recipe):
         opened = flatten(locals_)
         if any(type(one) is CastWeight for one in opened):
             return self.run(func, args, {})
-        made, memories = self.made, filled(opened)
-        if made.fast is None:
-            out = made.run_opened(func, args, locals_)
-        else:  # as the short route does
-            if made.moves:
-                assert made.caller is not None
-                move_operands(args, made.moves, locals_, made.caller)
-            local = func(*locals_) if made.bound is None else made.bound(locals_)
-            out = wrap(local if made.leave is None else made.leave(local), made.fast)
+        memories = filled(opened)
+        out = self.made.run_opened(func, args, locals_)
         watch(out, memories)
         return out
 

@@ -155,8 +155,7 @@ def _string(
 
 
 _SUMS = OwnFunction(
-    "embedding_bag", _sums, _sums, OwnRule("embedding_bag", _string, kernel=_of_shards),
-    is_op=False, keeps_edges=False)
+    "embedding_bag", _sums, _sums, OwnRule("embedding_bag", _string, kernel=_of_shards))
 
 
 # The largest elements of bags.
@@ -232,8 +231,7 @@ def _string_of_maxima(weight: Any, input: Any, bounds: Any, padding: int) -> str
 
 _MAXIMA = OwnFunction(
     "embedding_bag", _maxima, _maxima,
-    OwnRule("embedding_bag", _string_of_maxima, kernel=_maxima_of_shards),
-    is_op=False, keeps_edges=False)
+    OwnRule("embedding_bag", _string_of_maxima, kernel=_maxima_of_shards))
 
 
 PAGE = page(op("torch.nn.functional.embedding_bag", compose=_embedding_bag, each_call=True))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import op, page
 from weft.tensor.attributes import other_device
 from weft.tensor.call.dispatch import call
@@ -55,10 +55,9 @@ def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _new_tensor(tensor, *args)
     if any(isinstance(arg, (torch.Tensor, torch.UntypedStorage)) for arg in args) or kwargs:
         raise UnsupportedOpError(
-            message("new()", f"it is given {[type(arg).__name__ for arg in args]}",
-                    "new() makes tensors of sizes and of lists", ["new"],
-                    "x.new_tensor(data), x.new_empty(size), torch.empty_like(x)")
-        )
+            "new()", f"it is given {[type(arg).__name__ for arg in args]}",
+            "new() makes tensors of sizes and of lists", ["new"],
+            "x.new_tensor(data), x.new_empty(size), torch.empty_like(x)")
     return tensor.new_empty(*args or (0,))
 
 

@@ -20,7 +20,7 @@ from torch._C._autograd import (  # type: ignore[attr-defined]
 )
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import op, page
 from weft.tensor.leaf_gradients import uses_of
 from weft.tensor.leaves import track_leaf
@@ -109,21 +109,19 @@ def _refusing(name: str, tensor: ShardTensor) -> Callable[[Tensor], NoReturn]:
         found = of()
         now = "another shape" if found is None else str(found.sharding)
         raise UnsupportedOpError(
-            message("backward", f"x, which requires grad, was {before} when this graph was made, "
-                    f"and {name} has made it {now}",
-                    "a gradient has the shape of its tensor", [str(before)],
-                    "run the forward again after the change")
-        )
+            "backward", f"x, which requires grad, was {before} when this graph was made, "
+            f"and {name} has made it {now}",
+            "a gradient has the shape of its tensor", [str(before)],
+            "run the forward again after the change")
 
     return refuse
 
 
 def _refuse(name: str, tensor: ShardTensor, fact: str, fix: str) -> NoReturn:
     raise UnsupportedOpError(
-        message(name, f"x is {tensor.sharding}; {fact}",
-                "a shape changes in place where no gradient is left behind in the old one",
-                [str(tensor.sharding)], fix)
-    )
+        name, f"x is {tensor.sharding}; {fact}",
+        "a shape changes in place where no gradient is left behind in the old one",
+        [str(tensor.sharding)], fix)
 
 
 def _in_place(name: str) -> Callable[..., None]:

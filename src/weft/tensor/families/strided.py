@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import op, page
 from weft.tensor.meta import contiguous_strides, is_dense
 from weft.tensor.modes import check_traced
@@ -82,12 +82,11 @@ def _check(
         wrong = _outside(meta.shape, meta.stride(), size, stride, cut)
     if wrong:
         raise UnsupportedOpError(
-            message(f"as_strided({size}, {stride})",
-                    f"{wrong}; the tensor is {tensor.sharding}, of strides {meta.stride()}",
-                    "as_strided reads a rank's own memory: sharded dims stay as they are, outside "
-                    "those that it steps through", [str(tensor.sharding)],
-                    f"x.redistribute(placements=P()).as_strided({size}, {stride})")
-        )
+            f"as_strided({size}, {stride})",
+            f"{wrong}; the tensor is {tensor.sharding}, of strides {meta.stride()}",
+            "as_strided reads a rank's own memory: sharded dims stay as they are, outside "
+            "those that it steps through", [str(tensor.sharding)],
+            f"x.redistribute(placements=P()).as_strided({size}, {stride})")
 
 
 def _unit(shape: Sequence[int], strides: Ints, cut: Sequence[int]) -> tuple[int, int]:

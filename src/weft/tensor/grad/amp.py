@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import local_of
+from weft.tensor.views.moved import written_to
 from weft.transport import traffic
 
 __all__ = ["unscale"]
@@ -34,16 +35,14 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
     partial = [str(grad.sharding) for grad in sharded if grad.sharding.is_partial]
     if partial or type(found_inf) is ShardTensor or type(inv_scale) is ShardTensor:
         raise UnsupportedOpError(
-            message("GradScaler.unscale_", f"{len(partial)} of {len(grads)} gradients are partial"
-                    if partial else "the scale, or found_inf, is a ShardTensor",
-                    "a partial gradient has no value to check before it is reduced, and the scale "
-                    "is plain", partial or [str(type(inv_scale).__name__)],
-                    "x.grad = x.grad.redistribute(placements=[Replicate()])")
-        )
+            "GradScaler.unscale_", f"{len(partial)} of {len(grads)} gradients are partial"
+            if partial else "the scale, or found_inf, is a ShardTensor",
+            "a partial gradient has no value to check before it is reduced, and the scale "
+            "is plain", partial or [str(type(inv_scale).__name__)],
+            "x.grad = x.grad.redistribute(placements=[Replicate()])")
     _unscale([local_of(grad) for grad in grads], found_inf, inv_scale)
     for grad in sharded:
-        if grad._memo is not None:
-            grad._memo.clear()
+        written_to(grad)
     meshes = {grad._meta.mesh: grad for grad in sharded if not grad.sharding.is_replicated}
     for mesh in meshes:
         if mesh.here is None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.transition import Transition
 
@@ -29,13 +29,12 @@ def refuse_nan_check(outputs: Sequence[Tensor]) -> None:
     """
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and _is_shared(outputs):
         raise UnsupportedOpError(
-            message("torch.autograd.detect_anomaly()",
-                    "a backward of ShardTensors begins, and NaNs are looked for",
-                    "a NaN may be in one rank's block alone, and all ranks raise or none",
-                    ["check_nan=True"],
-                    "torch.autograd.detect_anomaly(check_nan=False), for the tracebacks\n"
-                    "of a NaN: x.register_hook(lambda g: print(g.isnan().any().item()))")
-        )
+            "torch.autograd.detect_anomaly()",
+            "a backward of ShardTensors begins, and NaNs are looked for",
+            "a NaN may be in one rank's block alone, and all ranks raise or none",
+            ["check_nan=True"],
+            "torch.autograd.detect_anomaly(check_nan=False), for the tracebacks\n"
+            "of a NaN: x.register_hook(lambda g: print(g.isnan().any().item()))")
 
 
 def _is_shared(outputs: Sequence[Tensor]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from weft.comm import this_world
-from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, message
+from weft.errors import CommunicationError, LayoutError, UnsupportedOpError
 from weft.tensor import modes
 from weft.tensor.backward import Backward, completed
 from weft.tensor.grad.anomaly import refuse_nan_check
@@ -31,6 +31,7 @@ from weft.tensor.takeover import twin_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
+from weft.transport.facts import partial_axes
 from weft.transport.order import laid, order_due
 from weft.transport.transition import Transition
 
@@ -59,10 +60,6 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return unwrap_view(_local_of(tensor))
 
 
-def _partial_axes(meta: Meta) -> frozenset[int]:
-    return frozenset(axis for axis, kind in enumerate(meta.layout.partial) if kind)
-
-
 def _num_means(meta: Meta) -> int:
     """The factor between the gradient of such a tensor and that of its local partial value.
 
@@ -73,11 +70,10 @@ def _num_means(meta: Meta) -> int:
     kinds = {kind for kind in layout.partial if kind is not None}
     if not kinds <= {"sum", "avg"}:
         raise UnsupportedOpError(
-            message("x.grad, hooks, torch.autograd.grad", f"x is {layout}",
-                    "the gradient of a partial sum or mean is that of the value; those of other "
-                    "partial values depend on each other", [str(layout)],
-                    "x.redistribute(placements=...), and the gradient of that")
-        )
+            "x.grad, hooks, torch.autograd.grad", f"x is {layout}",
+            "the gradient of a partial sum or mean is that of the value; those of other "
+            "partial values depend on each other", [str(layout)],
+            "x.redistribute(placements=...), and the gradient of that")
     sizes = zip(layout.partial, layout.mesh.axis_sizes)
     return math.prod([size for kind, size in sizes if kind == "avg"])
 
@@ -97,7 +93,7 @@ def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     local = _match_order(made, local)
     if not local.requires_grad:
         return wrap(local, made)
-    layout, axes = made.layout, _partial_axes(meta)
+    layout, axes = made.layout, partial_axes(meta.layout)
     leave = transition_between(meta.mesh, layout, layout, axes, frozenset())
     local = local if leave is None else leave(local)
     return wrap(local, made.replace(requires_grad=local.requires_grad))
@@ -105,7 +101,7 @@ def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
 
 def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
     """The inverse: what autograd gets for a gradient that the user gives; may communicate."""
-    layout, axes = grad_meta(meta).layout, _partial_axes(meta)
+    layout, axes = grad_meta(meta).layout, partial_axes(meta.layout)
     local = redistribute_to(as_sharded(grad, meta.mesh), layout)._local
     move_operand = transition_between(meta.mesh, layout, layout, frozenset(), axes)
     local = local if move_operand is None else move_operand(local)
@@ -140,11 +136,10 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
         )
     if grad.shape != tensor.shape or grad.dtype != tensor.dtype:
         raise LayoutError(
-            message("x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
-                    f"{grad.dtype} of shape {tuple(grad.shape)}",
-                    "a gradient has the global shape and dtype of its tensor",
-                    [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
-        )
+            "x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
+            f"{grad.dtype} of shape {tuple(grad.shape)}",
+            "a gradient has the global shape and dtype of its tensor",
+            [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
     tensor._local.grad = local_cotangent(tensor._meta, grad)
     if local_of(grad) is tensor._local.grad and type(grad) is ShardTensor:
         tensor._grad_view = grad
@@ -180,6 +175,18 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
     if output.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     return torch.ones_like(output._local, memory_format=torch.preserve_format)
+
+
+def _begun(given: Any, gradients: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """The outputs of a backward, those from which it goes, the given gradients, and the local
+    ones."""
+    known = [given] if isinstance(given, torch.Tensor) else list(given)
+    if gradients is None or isinstance(gradients, torch.Tensor):
+        gradients = [gradients] * len(known)
+    refuse_nan_check(known)
+    outputs = [_reduced(output) for output in known]
+    return known, outputs, list(gradients), [
+        _seed(output, gradient) for output, gradient in zip(outputs, gradients)]
 
 
 def _is_usual(outputs: Sequence[torch.Tensor], gradients: Sequence[Any]) -> bool:
@@ -227,8 +234,6 @@ def _ride(
 class OneBackward(Backward):
     """A backward leaves nothing behind, whether it succeeds or fails."""
 
-    __slots__ = ()
-
     def __exit__(self, *failed: Any) -> None:
         super().__exit__(*failed)
         forget_views()
@@ -249,14 +254,8 @@ def backward_all(
     **more: Any,
 ) -> None:
     """`torch.autograd.backward` with ShardTensors among the tensors or inputs."""
-    outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
-        grad_tensors = [grad_tensors] * len(outputs)
-    refuse_nan_check(outputs)
-    known = outputs
-    outputs = [_reduced(output) for output in outputs]
-    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
-    is_usual = _is_usual(outputs, grad_tensors)
+    known, outputs, gradients, seeds = _begun(tensors, grad_tensors)
+    is_usual = _is_usual(outputs, gradients)
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
     local_inputs = None
@@ -306,21 +305,15 @@ def grad(
     materialize_grads: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad`: gradients in the dual layouts of the inputs."""
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     for tensor in inputs:
         watch_gradient(tensor)
     if is_grads_batched:
         raise UnsupportedOpError(
-            message("torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
-                    "vmap is refused on ShardTensors", ["is_grads_batched"],
-                    "call grad once for each grad_outputs")
-        )
-    if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
-        grad_outputs = [grad_outputs] * len(outputs)
-    refuse_nan_check(outputs)
-    outputs = [_reduced(output) for output in outputs]
-    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
+            "torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
+            "vmap is refused on ShardTensors", ["is_grads_batched"],
+            "call grad once for each grad_outputs")
+    _, outputs, _, seeds = _begun(outputs, grad_outputs)
     leaves = [local_of(tensor) for tensor in inputs]
     uses = [uses_of(local) for local in leaves]
     asked = [*leaves, *(use.seen for of_leaf in uses for use in of_leaf)]
@@ -361,10 +354,9 @@ def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.T
     if any(grad is not None for grad in found):
         laid = [str(getattr(one, "sharding", "plain")) for one in inputs if before(local_of(one))]
         raise UnsupportedOpError(
-            message("torch.autograd.grad(y, x)", "y was computed before `x.data = ` gave x another "
-                    "layout", "a graph gives gradients in the layouts that its leaves had", laid,
-                    "y.backward(), which adds to x.grad, or run the forward again")
-        )
+            "torch.autograd.grad(y, x)", "y was computed before `x.data = ` gave x another "
+            "layout", "a graph gives gradients in the layouts that its leaves had", laid,
+            "y.backward(), which adds to x.grad, or run the forward again")
 
 
 def _seen_by_hooks(

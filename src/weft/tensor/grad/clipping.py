@@ -22,7 +22,7 @@ from weft.tensor.modes import is_strict, source_line
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
-from weft.tensor.views.moved import Moved
+from weft.tensor.views.moved import Moved, written_to
 from weft.transport import traffic
 
 __all__ = ["clip_with_norm", "total_norm"]
@@ -76,8 +76,8 @@ def clip_with_norm(
             else:
                 torch._foreach_mul_(same, factor)
     for grad in grads:
-        if type(grad) is ShardTensor and grad._memo is not None:
-            grad._memo.clear()
+        if type(grad) is ShardTensor:
+            written_to(grad)
 
 
 def _are_values(tensors: Sequence[Tensor]) -> bool:
@@ -100,7 +100,7 @@ def _gathered(
     dtype = reduce(torch.promote_types, dtypes)
     comm: Communicator | None = None
     if len(meshes) > 1:
-        comm = _over(meshes)
+        comm = meshes[0].world.across(*meshes)
     elif meshes[0].here is None:
         return torch.empty(0, dtype=dtype, device=meshes[0].device)
     elif used:
@@ -149,11 +149,6 @@ def _keeps(tensor: Tensor, comm: Communicator, used: Sequence[int], num_meshes: 
         return False
     axes = range(mesh.ndim) if num_meshes > 1 else used
     return not any(mesh.here[axis] for axis in axes if layout.on(axis) is None)
-
-
-def _over(meshes: Sequence[BoundMesh]) -> Communicator:
-    """The communicator of all ranks of several meshes."""
-    return meshes[0].world.across(*meshes)
 
 
 def _wrapped(total: Tensor, mesh: BoundMesh) -> Tensor:

@@ -52,14 +52,12 @@ def opened_lists(given: Sequence[Any], kwargs: dict[str, Any]) -> list[list[Any]
     params = given[0]
     if type(params) is not list or ShardTensor not in map(type, params):
         return None
-    if is_grad_enabled() or STRICT.on or _takes_tensors(kwargs):
+    # A keyword may be a ShardTensor (a learning rate), or a list that may hold some.
+    if is_grad_enabled() or STRICT.on or any(
+        isinstance(value, (ShardTensor, list, tuple)) for value in kwargs.values()
+    ):
         return None
     return _opened(given)
-
-
-def _takes_tensors(kwargs: dict[str, Any]) -> bool:
-    """Whether a keyword is a ShardTensor (a learning rate), or a list that may hold some."""
-    return any(isinstance(value, (ShardTensor, list, tuple)) for value in kwargs.values())
 
 
 def _opened(given: Sequence[Any]) -> list[list[Any]] | None:

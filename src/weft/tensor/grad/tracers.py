@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.modes import tracing
 from weft.tensor.shard_tensor import ShardTensor
@@ -50,11 +50,10 @@ def _check(call: str, fix: str, args: Any, kwargs: Any) -> None:
     if is_sharded(held, args, kwargs):
         found = [one for one in flatten((held, args, kwargs)) if type(one) is ShardTensor]
         raise UnsupportedOpError(
-            message(f"{call}(...)", f"{len(found)} ShardTensors are among its arguments, or the "
-                    "parameters and buffers of a module",
-                    "it works on plain tensors alone, and knows neither layouts nor communication",
-                    list(dict.fromkeys(str(one.sharding) for one in found)), fix)
-        )
+            f"{call}(...)", f"{len(found)} ShardTensors are among its arguments, or the "
+            "parameters and buffers of a module",
+            "it works on plain tensors alone, and knows neither layouts nor communication",
+            list(dict.fromkeys(str(one.sharding) for one in found)), fix)
 
 
 def cond(original: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, WeftError, message
+from weft.errors import LayoutError, WeftError
 from weft.tensor.placing.sizes import form_of
 from weft.transport.order import memory_order, order_of, strides_like
 
@@ -63,19 +63,17 @@ def agreed_layout(
     if wrong or any(one.said != told[0].said for one in told):
         shapes = [one.shape for one in told]
         raise LayoutError(
-            message(call, f"the local shapes {shapes} do not make one tensor on {form.mesh} with "
-                    f"{form.spec!r}",
-                    "local shapes differ only in the dims that mesh axes shard, and ranks with the "
-                    "same shard agree", wrong + kinds or _said(told, mesh),
-                    "check each rank's local tensor")
-        )
+            call, f"the local shapes {shapes} do not make one tensor on {form.mesh} with "
+            f"{form.spec!r}",
+            "local shapes differ only in the dims that mesh axes shard, and ranks with the "
+            "same shard agree", wrong + kinds or _said(told, mesh),
+            "check each rank's local tensor")
     if kinds:
         raise LayoutError(
-            message(call, f"{len(kinds)} facts of the local tensors differ between {len(told)} "
-                    "ranks", "the blocks of one tensor have one dtype and one order in memory, and "
-                    "all of them or none require a gradient", kinds,
-                    "local.to(dtype), local.contiguous() or local.requires_grad_() on these ranks")
-        )
+            call, f"{len(kinds)} facts of the local tensors differ between {len(told)} "
+            "ranks", "the blocks of one tensor have one dtype and one order in memory, and "
+            "all of them or none require a gradient", kinds,
+            "local.to(dtype), local.contiguous() or local.requires_grad_() on these ranks")
     lengths = [sum(sizes[d]) if d in sizes else n for d, n in enumerate(told[0].shape)]
     layout = Layout(mesh, lengths, form.spec, sizes=sizes)
     if word == "chunk":
@@ -104,11 +102,10 @@ def exchanged(
     if wrong:
         kind = wrong[0][1][0]
         raise kind(
-            message(call, f"{len(wrong)} of {len(told)} ranks pass an invalid argument",
-                    "all ranks make one call together", [
-                        f"rank {mesh.rank_at(at)}: {text}" for at, (_, text) in wrong
-                    ], "check what these ranks pass")
-        )
+            call, f"{len(wrong)} of {len(told)} ranks pass an invalid argument",
+            "all ranks make one call together", [
+                f"rank {mesh.rank_at(at)}: {text}" for at, (_, text) in wrong
+            ], "check what these ranks pass")
     return told
 
 
@@ -196,10 +193,9 @@ def _check_default(call: str, layout: Layout) -> None:
     ]
     if wrong:
         raise LayoutError(
-            message(call, f"{len(wrong)} dims of shape {layout.shape} are sharded in another way",
-                    "blocks are those of torch.chunk, axis by axis", wrong,
-                    'sizes="infer", which takes them as they are')
-        )
+            call, f"{len(wrong)} dims of shape {layout.shape} are sharded in another way",
+            "blocks are those of torch.chunk, axis by axis", wrong,
+            'sizes="infer", which takes them as they are')
 
 
 def check_over_ranks(
@@ -231,10 +227,9 @@ def check_over_ranks(
             wrong.append(f"rank {rank}: other values than its replica, rank {before[0]}")
     if wrong:
         raise LayoutError(
-            message(call, f"{len(wrong)} ranks contradict layout {layout}",
-                    "all ranks agree on layout and dtype, and replicas are equal", wrong,
-                    "from_local(..., sync=True) takes the first replica's values")
-        )
+            call, f"{len(wrong)} ranks contradict layout {layout}",
+            "all ranks agree on layout and dtype, and replicas are equal", wrong,
+            "from_local(..., sync=True) takes the first replica's values")
 
 
 def _digest(local: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, get_global_mesh
 from weft.core import Layout, Mesh, P, Placement, is_placements
 from weft.core.arguments import MeshLike, Placements
-from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError, message
+from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor
 
@@ -62,11 +62,10 @@ def _unknown(call: str, names: list[str]) -> ShardTypeError:
     if "device" in names:
         fix = 'the mesh says where tensors live: weft.init_mesh(axes, "cuda")'
     return ShardTypeError(
-        message(f"{call}({', '.join(f'{name}=' for name in names)})",
-                f"{len(names)} arguments have names that it does not know",
-                "a factory takes sizes, dtype, requires_grad, mesh (or device_mesh) and placements "
-                "(or spec)", [repr(name) for name in names], fix)
-    )
+        f"{call}({', '.join(f'{name}=' for name in names)})",
+        f"{len(names)} arguments have names that it does not know",
+        "a factory takes sizes, dtype, requires_grad, mesh (or device_mesh) and placements "
+        "(or spec)", [repr(name) for name in names], fix)
 
 
 def mesh_for(mesh: Any, placements: Any, call: str) -> BoundMesh:
@@ -82,24 +81,21 @@ def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:
     given = {name: where[name] for name in (torchs, ours) if where.get(name) is not None}
     if len(given) == 2:
         raise ShardTypeError(
-            message(f"{call}({torchs}=, {ours}=)", "both are given",
-                    f"{torchs} is torch's name of {ours}, which is given once", list(given),
-                    f"{call}(..., {ours}=...)")
-        )
+            f"{call}({torchs}=, {ours}=)", "both are given",
+            f"{torchs} is torch's name of {ours}, which is given once", list(given),
+            f"{call}(..., {ours}=...)")
     return next(iter(given.values()), None)
 
 
 def _not_dense(call: str, form: Any) -> Exception:
     if isinstance(form, torch.layout):
         return UnsupportedOpError(
-            message(f"{call}(layout=)", f"layout={form}", "a ShardTensor's blocks are dense",
-                    [str(form)], f"{call}(..., layout=torch.strided)")
-        )
+            f"{call}(layout=)", f"layout={form}", "a ShardTensor's blocks are dense",
+            [str(form)], f"{call}(..., layout=torch.strided)")
     return ShardTypeError(
-        message(f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
-                "layout is torch's own, torch.strided; placements say where a tensor is",
-                [str(form)], f"{call}(..., placements=...)")
-    )
+        f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
+        "layout is torch's own, torch.strided; placements say where a tensor is",
+        [str(form)], f"{call}(..., placements=...)")
 
 
 def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -121,20 +117,18 @@ def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
     negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if (length or 0) < 0]
     if negative:
         raise LayoutError(
-            message(f"{call}(*size)", f"{len(negative)} of {len(lengths)} lengths are negative",
-                    "a length is at least 0", negative, f"{call}(8, 16, mesh=mesh)")
-        )
+            f"{call}(*size)", f"{len(negative)} of {len(lengths)} lengths are negative",
+            "a length is at least 0", negative, f"{call}(8, 16, mesh=mesh)")
     if fits and None not in lengths:
         return tuple(lengths)  # type: ignore[arg-type]
     wrong = size[1:] if not fits else [
         one for one, length in zip(given, lengths) if length is None]
     shape = ", ".join(repr(one) for one in lengths if one is not None)
     raise ShardTypeError(
-        message(f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "
-                "lengths", "positional arguments are the global shape; mesh and placements are "
-                "given by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
-                f"{call}({', '.join([shape] * bool(shape) + [_named(one) for one in wrong])})")
-    )
+        f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "
+        "lengths", "positional arguments are the global shape; mesh and placements are "
+        "given by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
+        f"{call}({', '.join([shape] * bool(shape) + [_named(one) for one in wrong])})")
 
 
 def _length(value: Any) -> int | None:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh
-from weft.core import Layout
-from weft.errors import PlacementError, message
+from weft.errors import PlacementError
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import as_layout, as_sharded
 from weft.tensor.placing.operands import NamedCaller, move_operand
@@ -22,6 +21,7 @@ from weft.tensor.placing.redistribute import copied_on_write, redistribute_to, t
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
+from weft.transport.facts import replicated
 from weft.transport.in_flight import landed
 
 __all__ = ["into_local", "out_of_local"]
@@ -42,15 +42,15 @@ def into_local(
     layout = as_layout(mesh, x.shape, placements)
     if layout.is_partial:
         raise PlacementError(
-            message(f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "
-                    f"{layout}", "inside, a rank computes on blocks of values; a function of "
-                    "partial values is no function of their sum", [str(layout)],
-                    "P(...) for the block that a rank needs")
-        )
+            f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "
+            f"{layout}", "inside, a rank computes on blocks of values; a function of "
+            "partial values is no function of their sum", [str(layout)],
+            "P(...) for the block that a rank needs")
     sharded = redistribute_to(as_sharded(x, mesh), layout, call)
     if grads_as_placed:
         return copied_on_write(to_local(sharded, grad_placements))
-    seen = transition_between(mesh, layout, layout, frozenset(), _replicated(layout))
+    varying = replicated(layout, range(mesh.ndim))
+    seen = transition_between(mesh, layout, layout, frozenset(), varying)
     if seen is not None and sharded.requires_grad and torch.is_grad_enabled():
         local = move_operand(sharded, seen, NamedCaller(call))
     else:
@@ -66,18 +66,9 @@ def out_of_local(
 
     `grads_as_placed`: gradients of local tensors are as in `from_local`, as for `into_local`.
     """
-    out = from_local(
-        local, mesh, placements, run_check=run_check, shape=None, stride=None, sizes=sizes,
-        sharding_shapes=None, sync=False,
-    )
+    out = from_local(local, mesh, placements, run_check=run_check, sizes=sizes)
     if grads_as_placed:
         return out
     layout = out.sharding
-    leave = transition_between(mesh, layout, layout, _replicated(layout), frozenset())
+    leave = transition_between(mesh, layout, layout, replicated(layout, range(mesh.ndim)))
     return out if leave is None else wrap(leave(out._local), out._meta)
-
-
-def _replicated(layout: Layout) -> frozenset[int]:
-    return frozenset(
-        axis for axis in range(layout.mesh.ndim) if layout.on(axis) is None
-    )

@@ -10,7 +10,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Box, Layout, on_multiples
 from weft.core.integers import integers
-from weft.errors import LayoutError, ShardTypeError, WeftError, message
+from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import place, shape_of
@@ -74,20 +74,18 @@ def from_callback(
     if layout.is_partial or fn is None:
         facts = f"the layout is {layout}" if fn is not None else "fn is None"
         raise LayoutError(
-            message(_CALL, facts, "fn gives the values of a block, which are no partial ones",
-                    [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
-        )
+            _CALL, facts, "fn gives the values of a block, which are no partial ones",
+            [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
     layout = _on_chunks(_CALL, layout, chunks)
     block, fault = _block(bound, layout, fn, dtype)
     if bound.here is not None:
         told = exchanged(_CALL, bound, None if block is None else str(block.dtype), fault)
         if len(set(told)) > 1:
             raise LayoutError(
-                message(_CALL, f"fn gives {len(set(told))} dtypes", "the blocks of one tensor have "
-                        "one dtype", [f"rank {bound.rank_at(at)}: {one}"
-                                      for at, one in enumerate(told)],
-                        "weft.from_callback(..., dtype=torch.float32)")
-            )
+                _CALL, f"fn gives {len(set(told))} dtypes", "the blocks of one tensor have "
+                "one dtype", [f"rank {bound.rank_at(at)}: {one}"
+                              for at, one in enumerate(told)],
+                "weft.from_callback(..., dtype=torch.float32)")
     elif fault is not None:
         raise fault
     assert block is not None
@@ -123,9 +121,8 @@ def to_callback(
     """
     if type(x) is not ShardTensor:
         raise ShardTypeError(
-            message(_OUT, f"x is a {type(x).__name__}", "to_callback takes a ShardTensor",
-                    [type(x).__name__], "fn((...,), x), where x is no ShardTensor")
-        )
+            _OUT, f"x is a {type(x).__name__}", "to_callback takes a ShardTensor",
+            [type(x).__name__], "fn((...,), x), where x is no ShardTensor")
     mesh = x._meta.mesh
     layout = _on_chunks(_OUT, x._meta.layout.without_partial(), chunks)
     if mesh.here is not None:
@@ -144,11 +141,10 @@ def _check_same(mesh: BoundMesh, facts: tuple[str, bool]) -> None:
     told = exchanged(_OUT, mesh, f"{facts[0]}, in_turns={facts[1]}", None)
     if len(set(told)) > 1:
         raise LayoutError(
-            message(_OUT, f"ranks ask for {len(set(told))} ways of writing", "all ranks pass the "
-                    "same arguments", [f"rank {mesh.rank_at(at)}: {one}"
-                                       for at, one in enumerate(told)],
-                    "weft.to_callback(x, fn, chunks=...) with the same chunks on all ranks")
-        )
+            _OUT, f"ranks ask for {len(set(told))} ways of writing", "all ranks pass the "
+            "same arguments", [f"rank {mesh.rank_at(at)}: {one}"
+                               for at, one in enumerate(told)],
+            "weft.to_callback(x, fn, chunks=...) with the same chunks on all ranks")
 
 
 def _owners(layout: Layout) -> list[tuple[int, ...]]:
@@ -183,9 +179,8 @@ def _on_chunks(call: str, layout: Layout, chunks: Sequence[int] | None) -> Layou
     lengths = integers(chunks, call, "chunks", fix)
     if len(lengths) != layout.ndim or min(lengths, default=1) < 1:
         raise LayoutError(
-            message(call, f"chunks are {lengths}, the shape is {layout.shape}",
-                    "chunks are one length of at least 1 per dim", [str(lengths)], fix)
-        )
+            call, f"chunks are {lengths}, the shape is {layout.shape}",
+            "chunks are one length of at least 1 per dim", [str(lengths)], fix)
     return layout.replace(cuts=[
         on_multiples(layout.cuts_of(dim), length) if layout.dims[dim] else None
         for dim, length in enumerate(lengths)
@@ -211,10 +206,9 @@ def _block(
         return None, _raised(_CALL, f"fn({_text(box)})", error, "fn gives every rank its block")
     if tuple(block.shape) != expected:
         return None, LayoutError(
-            message(_CALL, f"fn({_text(box)}) gives shape {tuple(block.shape)}, the index has "
-                    f"{expected}", "fn gives the block of its index", [_text(box)],
-                    "lambda index: data[index]")
-        )
+            _CALL, f"fn({_text(box)}) gives shape {tuple(block.shape)}, the index has "
+            f"{expected}", "fn gives the block of its index", [_text(box)],
+            "lambda index: data[index]")
     if mesh.here is None:
         block = block.new_empty((0,))
     return block.to(mesh.device), None
@@ -222,9 +216,8 @@ def _block(
 
 def _raised(call: str, called: str, error: Exception, rule: str) -> LayoutError:
     fault = LayoutError(
-        message(call, f"{called} raises {type(error).__name__}: {error}", rule, [called],
-                "a function that does it on every rank")
-    )
+        call, f"{called} raises {type(error).__name__}: {error}", rule, [called],
+        "a function that does it on every rank")
     fault.__cause__ = error
     return fault
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.planner import gradient_layout
 from weft.tensor.backward import accumulate
 from weft.tensor.leaf_gradients import uses_of
@@ -138,12 +138,11 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
     new: Any = tensor._local
     if new._backward_hooks or new._post_accumulate_grad_hooks:
         raise UnsupportedOpError(
-            message("backward", f"x, which has hooks, was {before.layout} when this graph was "
-                    f"made, and `x.data = ` has made it {tensor.sharding}",
-                    "a hook sees the gradients of all uses at once, but the two graphs give theirs "
-                    "one after the other", [str(tensor.sharding)],
-                    "run the forward again, or set x.data after the backward")
-        )
+            "backward", f"x, which has hooks, was {before.layout} when this graph was "
+            f"made, and `x.data = ` has made it {tensor.sharding}",
+            "a hook sees the gradients of all uses at once, but the two graphs give theirs "
+            "one after the other", [str(tensor.sharding)],
+            "run the forward again, or set x.data after the backward")
 
 
 def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
@@ -157,11 +156,10 @@ def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> 
     )
     if not same or args or kwargs:
         raise UnsupportedOpError(
-            message("set_()", f"x is {tensor.sharding.text(str(tensor.dtype))}, the source "
-                    f"{getattr(source, 'sharding', type(source).__name__)}",
-                    "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
-                    "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
-        )
+            "set_()", f"x is {tensor.sharding.text(str(tensor.dtype))}, the source "
+            f"{getattr(source, 'sharding', type(source).__name__)}",
+            "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
+            "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
     set_data(tensor, source)
     return tensor
 
@@ -217,20 +215,12 @@ def full(
     size: Sequence[int] | int, fill_value: Any, *, dtype: torch.dtype | None = None,
     requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor filled with one value; each rank makes its block.
+    """A tensor filled with one value; each rank makes its block. As `zeros`, which says the rest.
 
     Args:
         size: the global shape, in elements.
         fill_value: a number.
         dtype: None derives it from the number.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     shape = shape_of("weft.full", (size,))
     return _filled("weft.full", shape, fill_value, dtype, requires_grad, where)
@@ -261,19 +251,10 @@ def ones(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """Ones of a global shape: `weft.ones(4, 5, mesh=mesh, placements=P("dp"))`.
+    """Ones of a global shape. As `zeros`, which says the rest.
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        dtype: None is torch's default dtype.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.ones", size, 1, dtype, requires_grad, where)
 
@@ -282,19 +263,10 @@ def empty(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor whose values have no meaning yet (they are zero).
+    """A tensor whose values have no meaning yet (they are zero). As `zeros`, which says the rest.
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        dtype: None is torch's default dtype.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
 
@@ -305,19 +277,13 @@ def arange(
 ) -> ShardTensor:
     """The numbers from `start` (0) to `end`, excluded, by `step`; each rank keeps its block.
 
+    The other arguments, and the errors, are those of `zeros`.
+
     Args:
         start: the first number; where it is the only one given, the end.
         end: the number before which the sequence stops.
         step: the distance from number to number.
         dtype: None derives it from the numbers, as in torch.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     first, last = (0, start) if end is None else (start, end)
     length = torch.arange(first, last, step, dtype=dtype, device="meta").shape

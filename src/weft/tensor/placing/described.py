@@ -10,7 +10,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, WeftError, message
+from weft.errors import LayoutError, WeftError
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import exchanged
 
@@ -78,10 +78,9 @@ def compared(
     if wrong:
         has = "no more" if first is None else first.text(mesh)
         raise LayoutError(
-            message(call, f"rank {mesh.rank_at(source)} has {has}, and {len(wrong)} ranks another",
-                    "all ranks pass tensors of one shape and dtype, which all or none want a "
-                    "gradient of, and the same placements", wrong,
-                    "torch.empty_like(full) on ranks whose data do not count, or "
-                    "scatter_tensor(full_or_None, source, mesh, placements)")
-        )
+            call, f"rank {mesh.rank_at(source)} has {has}, and {len(wrong)} ranks another",
+            "all ranks pass tensors of one shape and dtype, which all or none want a "
+            "gradient of, and the same placements", wrong,
+            "torch.empty_like(full) on ranks whose data do not count, or "
+            "scatter_tensor(full_or_None, source, mesh, placements)")
     return truth

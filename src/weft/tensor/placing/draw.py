@@ -18,14 +18,14 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.layout import Box
-from weft.errors import CommunicationError, ShardTypeError, message
+from weft.errors import CommunicationError, ShardTypeError
 from weft.rng import STREAM, Key, Part, Source, digest_of, samples
 from weft.tensor.meta import intern
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.views.moved import bump_view_epoch
+from weft.tensor.views.moved import written_to
 
 __all__ = [
     "Sample", "draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm",
@@ -64,10 +64,9 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
     else:
         if not isinstance(generator, torch.Generator):
             raise ShardTypeError(
-                message("generator=", f"{generator!r} is of type {type(generator).__name__}",
-                        "a generator is a torch.Generator, seeded alike on all ranks",
-                        [type(generator).__name__], "torch.Generator().manual_seed(0)")
-            )
+                "generator=", f"{generator!r} is of type {type(generator).__name__}",
+                "a generator is a torch.Generator, seeded alike on all ranks",
+                [type(generator).__name__], "torch.Generator().manual_seed(0)")
         bits = torch.empty((), dtype=torch.int64, device=generator.device)
         key = int(bits.random_(generator=generator)), _FROM_A_GENERATOR
         known = False
@@ -119,14 +118,13 @@ def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
             for rank, ((seed, call), name) in zip(mesh.group_ranks(range(mesh.ndim)), heard)
         ]
         raise CommunicationError(
-            message("a random call", f"the {len(heard)} ranks of {mesh.abstract!r} have "
-                    f"{len(set(heard))} different random states",
-                    "all ranks draw from one global tensor: they have one seed, and make the same "
-                    "random calls on ShardTensors", ranks,
-                    "generator.manual_seed(0) on all ranks" if is_own else
-                    "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
-                    "weft.manual_seed(0) after it")
-        )
+            "a random call", f"the {len(heard)} ranks of {mesh.abstract!r} have "
+            f"{len(set(heard))} different random states",
+            "all ranks draw from one global tensor: they have one seed, and make the same "
+            "random calls on ShardTensors", ranks,
+            "generator.manual_seed(0) on all ranks" if is_own else
+            "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
+            "weft.manual_seed(0) after it")
 
 
 @contextmanager
@@ -202,9 +200,7 @@ def draw_into(
     found = sample(source)
     if found is not out:
         out.copy_(found)
-    bump_view_epoch()
-    if tensor._memo is not None:
-        tensor._memo.clear()
+    written_to(tensor)
 
 
 def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
@@ -232,15 +228,7 @@ def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        options: `dtype`, a real or complex one; `requires_grad` of the leaf; `generator`, one with
-            the same seed on all ranks (None draws from weft's stream); `mesh` (None: the current
-            one) and `placements` (None replicates), also accepted as `device_mesh` and `spec`;
-            `layout`, torch's own.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
+        options: as in `rand`.
     """
     return _made("weft.randn", torch.randn, size, samples.normal, **options)
 
@@ -252,20 +240,13 @@ def randint(
 ) -> ShardTensor:
     """Whole numbers in [low, high), or [0, low): torch.randint over a mesh.
 
+    The other arguments, and the errors, are those of `rand`.
+
     Args:
         low: the smallest number; where it is given alone, the end of the range from 0.
         high: the end of the range, itself excluded.
         size: the global shape; also `randint(high, size)`.
         dtype: the dtype of the result.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        generator: a generator with the same seed on all ranks; None draws from weft's stream.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: no size; an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     if isinstance(high, (tuple, list)):  # randint(high, size)
         low, high, size = 0, low, high
@@ -273,10 +254,9 @@ def randint(
         low, high = 0, low
     if size is None:
         raise ShardTypeError(
-            message("weft.randint(low, high, size)", "no size is given", "a size is a tuple or a "
-                    "list of lengths, () of a tensor without dims", [size],
-                    f"weft.randint({low}, {high}, (4, 5), mesh=mesh)")
-        )
+            "weft.randint(low, high, size)", "no size is given", "a size is a tuple or a "
+            "list of lengths, () of a tensor without dims", [size],
+            f"weft.randint({low}, {high}, (4, 5), mesh=mesh)")
     start, stop = low, high
     refuse_factory(torch.randint, start, stop, dtype=dtype)
     return _laid(
@@ -292,18 +272,11 @@ def randperm(
 ) -> ShardTensor:
     """The numbers from 0 to n - 1 in random order; every rank sorts all of them.
 
+    The other arguments, and the errors, are those of `rand`.
+
     Args:
         n: how many.
         dtype: one that can hold them.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        generator: a generator with the same seed on all ranks; None draws from weft's stream.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
 
     def sample(source: Source) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, substitute
 from weft.tensor.views.moved import writes
@@ -68,12 +68,11 @@ def taken_in(
     written = _written(func, args, kwargs)
     if written and torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
         raise UnsupportedOpError(
-            message(func.__name__, f"it writes to a {type(written[0]).__name__} of shape "
-                    f"{tuple(written[0].shape)}, and a gradient is due",
-                    "what is written to a tensor of another library has no place in its graph",
-                    [type(one).__name__ for one in written],
-                    "weft.from_dtensor(d) first, and write to that; or write under torch.no_grad()")
-        )
+            func.__name__, f"it writes to a {type(written[0]).__name__} of shape "
+            f"{tuple(written[0].shape)}, and a gradient is due",
+            "what is written to a tensor of another library has no place in its graph",
+            [type(one).__name__ for one in written],
+            "weft.from_dtensor(d) first, and write to that; or write under torch.no_grad()")
 
     def given_back(out: Any) -> Any:
         for one in written:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, ShardTypeError, WeftError, message
+from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner import gradient_layout
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import agreed_layout, check_over_ranks
@@ -30,6 +30,7 @@ from weft.tensor.placing.redistribute import placed_gradients
 from weft.tensor.placing.sizes import is_asked, said_layout
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.facts import partial_axes
 from weft.transport.nodes import gradient_through
 from weft.transport.order import laid, order_due
 
@@ -41,12 +42,12 @@ def from_local(
     device_mesh: Any,
     placements: Any,
     *,
-    run_check: bool,
-    shape: Sequence[int] | None,
-    stride: Sequence[int] | None,
-    sizes: Any,
-    sharding_shapes: Any,
-    sync: bool,
+    run_check: bool = False,
+    shape: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    sizes: Any = "infer",
+    sharding_shapes: Any = None,
+    sync: bool = False,
     grad_placements: Any = None,
 ) -> ShardTensor:
     """See `ShardTensor.from_local`."""
@@ -110,12 +111,11 @@ def _sizes_by_name(sharding_shapes: str, sizes: Any) -> str:
     if sharding_shapes in ("infer", "chunk") and sizes in ("infer", sharding_shapes):
         return sharding_shapes
     raise LayoutError(
-        message("from_local(sharding_shapes=)", f"sharding_shapes is {sharding_shapes!r}, sizes "
-                f"is {sizes!r}", 'sharding_shapes is "infer", "chunk" or a map mesh dim -> shapes, '
-                "and says the same as sizes, which is then left out",
-                [f"sharding_shapes={sharding_shapes!r}", f"sizes={sizes!r}"],
-                'from_local(x, mesh, [Shard(0)], "infer")')
-    )
+        "from_local(sharding_shapes=)", f"sharding_shapes is {sharding_shapes!r}, sizes "
+        f"is {sizes!r}", 'sharding_shapes is "infer", "chunk" or a map mesh dim -> shapes, '
+        "and says the same as sizes, which is then left out",
+        [f"sharding_shapes={sharding_shapes!r}", f"sizes={sizes!r}"],
+        'from_local(x, mesh, [Shard(0)], "infer")')
 
 
 def _gradients_placed(
@@ -126,7 +126,7 @@ def _gradients_placed(
     seen = seen.without_partial(  # the value is one partial value of its own mean
         axis for axis, kind in enumerate(seen.partial) if kind == "avg"
     )
-    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    terms = partial_axes(layout)
     back = transition_between(mesh, gradient_layout(layout), seen, terms, terms)
     if back is None or not (local.requires_grad and torch.is_grad_enabled()):
         return local
@@ -138,16 +138,14 @@ def _fault(local: Any) -> WeftError | None:
     call = "from_local(local_tensor)"
     if type(local) is ShardTensor:
         return ShardTypeError(
-            message(call, f"it is a ShardTensor {local.sharding} already",
-                    "a local tensor is a plain torch.Tensor", [str(local.sharding)],
-                    "x.redistribute(placements=...)")
-        )
+            call, f"it is a ShardTensor {local.sharding} already",
+            "a local tensor is a plain torch.Tensor", [str(local.sharding)],
+            "x.redistribute(placements=...)")
     if is_foreign(local):
         return ShardTypeError(
-            message(call, f"it is a {type(local).__name__}, a global tensor already",
-                    "a local tensor is a plain torch.Tensor", [type(local).__name__],
-                    "weft.from_dtensor(d)")
-        )
+            call, f"it is a {type(local).__name__}, a global tensor already",
+            "a local tensor is a plain torch.Tensor", [type(local).__name__],
+            "weft.from_dtensor(d)")
     try:
         check_tensor(local, call)
         check_given(local, call)
@@ -162,11 +160,10 @@ def _check_local(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
     expected = layout.local_shape_at(mesh.here)
     if tuple(local.shape) != expected:
         raise LayoutError(
-            message("from_local(local_tensor)", f"rank {mesh.rank} gives shape "
-                    f"{tuple(local.shape)}, the layout {layout} gives it {expected}",
-                    "a local tensor has the shape that the layout gives its rank", [mesh.rank],
-                    'from_local(..., sizes="infer"), or sizes={dim: (...)}')
-        )
+            "from_local(local_tensor)", f"rank {mesh.rank} gives shape "
+            f"{tuple(local.shape)}, the layout {layout} gives it {expected}",
+            "a local tensor has the shape that the layout gives its rank", [mesh.rank],
+            'from_local(..., sizes="infer"), or sizes={dim: (...)}')
 
 
 def _synced(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.leaf_gradients import uses_of
 from weft.tensor.leaves import before
 from weft.tensor.placing.operands import forget_views
@@ -124,10 +124,9 @@ def refuse_kinds(parameter: nn.Parameter, call: str) -> None:
         return
     shape = "" if is_lazy(parameter) else f" of shape {tuple(parameter.shape)}"
     raise UnsupportedOpError(
-        message(f"{call}(t)", f"t is a Parameter{shape}, and {fact}",
-                "an ordinary dense torch.nn.Parameter becomes a ShardTensor in place",
-                [kind.__name__], fix)
-    )
+        f"{call}(t)", f"t is a Parameter{shape}, and {fact}",
+        "an ordinary dense torch.nn.Parameter becomes a ShardTensor in place",
+        [kind.__name__], fix)
 
 
 def _old_nodes(parameter: Any, call: str) -> list[Any]:
@@ -153,13 +152,12 @@ def _old_nodes_of_plain(parameter: nn.Parameter, call: str) -> list[Any]:
         if parameter._use_count() == 2:  # type: ignore[attr-defined]  # it was there before
             return [node]
     raise UnsupportedOpError(
-        message(f"{call}(t)", f"t is a Parameter of shape {tuple(parameter.shape)} that "
-                f"{count - 1} others hold beside its Python object",
-                "a graph that was recorded before the mark leads to the plain tensor, which no "
-                "module or optimizer would see any more (so do C++ modules)",
-                [f"Parameter {tuple(parameter.shape)}"],
-                "mark before the first forward, or after loss.backward(); del loss, outputs")
-    )
+        f"{call}(t)", f"t is a Parameter of shape {tuple(parameter.shape)} that "
+        f"{count - 1} others hold beside its Python object",
+        "a graph that was recorded before the mark leads to the plain tensor, which no "
+        "module or optimizer would see any more (so do C++ modules)",
+        [f"Parameter {tuple(parameter.shape)}"],
+        "mark before the first forward, or after loss.backward(); del loss, outputs")
 
 
 class _Left:
@@ -170,12 +168,11 @@ class _Left:
 
     def __call__(self, grads: Any) -> NoReturn:
         raise UnsupportedOpError(
-            message("backward", f"a Parameter of shape {self.shape} was {self.was} when this graph "
-                    f"was recorded, and {self.call} has made it {self.now} since",
-                    "a graph leads to the tensors of its forward, and nobody would see this "
-                    "gradient", [f"Parameter {self.shape}"],
-                    f"{self.call}(parameter, ...) before the forward, or after backward()")
-        )
+            "backward", f"a Parameter of shape {self.shape} was {self.was} when this graph "
+            f"was recorded, and {self.call} has made it {self.now} since",
+            "a graph leads to the tensors of its forward, and nobody would see this "
+            "gradient", [f"Parameter {self.shape}"],
+            f"{self.call}(parameter, ...) before the forward, or after backward()")
 
 
 def take_along(old: Any, new: Any) -> None:

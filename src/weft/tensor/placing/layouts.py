@@ -9,7 +9,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError, message
+from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError
 from weft.tensor.meta import dense, intern, replicated_meta
 from weft.tensor.placing.foreign import taken
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -33,11 +33,10 @@ def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
         return Layout(mesh, shape, placements)
     if placements.shape != tuple(shape) or placements.mesh != mesh:
         raise LayoutError(
-            message("placements=Layout", f"the layout is {placements} on {placements.mesh}, the "
-                    f"tensor has shape {tuple(shape)} on {mesh}",
-                    "a layout is given for the tensor's own shape and mesh", [str(placements)],
-                    f"Layout(mesh, {tuple(shape)}, P(...))")
-        )
+            "placements=Layout", f"the layout is {placements} on {placements.mesh}, the "
+            f"tensor has shape {tuple(shape)} on {mesh}",
+            "a layout is given for the tensor's own shape and mesh", [str(placements)],
+            f"Layout(mesh, {tuple(shape)}, P(...))")
     return placements
 
 
@@ -68,9 +67,8 @@ def check_tensor(value: Any, call: str) -> None:
         kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
         fix = "torch.from_numpy(array)" if kind.startswith("numpy.nd") else "torch.tensor(value)"
         raise ShardTypeError(
-            message(call, f"it is of type {kind}", "what becomes a ShardTensor is a torch.Tensor",
-                    [kind], fix)
-        )
+            call, f"it is of type {kind}", "what becomes a ShardTensor is a torch.Tensor",
+            [kind], fix)
 
 
 def check_given(tensor: torch.Tensor, call: str) -> None:
@@ -86,10 +84,9 @@ def check_given(tensor: torch.Tensor, call: str) -> None:
         elif tensor.is_quantized:
             form, fix = "quantized", "dequantize()"
         raise UnsupportedOpError(
-            message(call, f"it is {tensor.dtype} of {form}",
-                    "a ShardTensor's blocks are dense, and not quantized", [form],
-                    f"the tensor's {fix}")
-        )
+            call, f"it is {tensor.dtype} of {form}",
+            "a ShardTensor's blocks are dense, and not quantized", [form],
+            f"the tensor's {fix}")
 
 
 def common_strides(layout: Layout, local: torch.Tensor) -> tuple[int, ...] | None:

@@ -47,10 +47,9 @@ def warn_if_whole(nbytes: int | None) -> int | None:
         isinstance(given, bool) or not isinstance(given, (int, float)) or given < 0
     ):
         raise ShardTypeError(
-            message("warn_if_whole(nbytes)", f"nbytes is {given!r}",
-                    "it is a number of bytes, or None for no warning", [repr(given)],
-                    "weft.warn_if_whole(2**20)")
-        )
+            "warn_if_whole(nbytes)", f"nbytes is {given!r}",
+            "it is a number of bytes, or None for no warning", [repr(given)],
+            "weft.warn_if_whole(2**20)")
     before, _Limit.nbytes = _Limit.nbytes, nbytes
     return before
 

@@ -17,7 +17,7 @@ from torch import is_grad_enabled
 
 from weft.comm import BoundMesh
 from weft.core import Cover, Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor import modes, versions
 from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
@@ -27,6 +27,7 @@ from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
+from weft.transport.facts import partial_axes, replicated
 from weft.transport.order import Order
 from weft.transport.transition import Transition
 
@@ -297,11 +298,10 @@ def writing_back(
     ]
     if lacking:
         raise UnsupportedOpError(
-            message(name, f"it writes to {dst}, and its result is {src}",
-                    f"a whole value becomes partial by {', '.join(sorted(_BECOMES))}; what is not "
-                    "linear in partial values of other kinds cannot be written to them", lacking,
-                    "x = x.redistribute(placements=P()) before")
-        )
+            name, f"it writes to {dst}, and its result is {src}",
+            f"a whole value becomes partial by {', '.join(sorted(_BECOMES))}; what is not "
+            "linear in partial values of other kinds cannot be written to them", lacking,
+            "x = x.redistribute(placements=P()) before")
     whole = dst.without_partial(axes)
     first = transition_between(mesh, src, whole, src_varying)
     second = transition_between(mesh, whole, dst)
@@ -324,7 +324,7 @@ def operand_transitions(
     return [
         transition_between(
             mesh, source, target, mine if wanted else NONE,
-            frozenset(axis for axis in varying if wanted and target.on(axis) is None), order, cover,
+            replicated(target, varying if wanted else ()), order, cover,
         )
         for source, target, wanted, order, cover, mine in zip(
             sources, targets, wants, orders, reads or [None] * len(sources),
@@ -373,5 +373,5 @@ def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
         for axes in layout.dims:
             found.update(axes)
         if layout.is_partial:
-            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
+            found |= partial_axes(layout)
     return frozenset(found)

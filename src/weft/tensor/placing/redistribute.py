@@ -8,7 +8,7 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import PlacementError, ShardTypeError, message
+from weft.errors import PlacementError, ShardTypeError
 from weft.planner import gradient_layout
 from weft.tensor.meta import NONE, Meta, bounded_put, intern
 from weft.tensor.modes import source_line
@@ -97,11 +97,10 @@ class _Move:
         mesh = meta.mesh
         if device_mesh is None and placements is None:
             raise PlacementError(
-                message("redistribute()", f"neither a mesh nor placements are given for "
-                        f"{meta.layout}", "redistribute needs a mesh or placements",
-                        ["placements=None"],
-                        "x.redistribute(placements=[Replicate()])")
-            )
+                "redistribute()", f"neither a mesh nor placements are given for "
+                f"{meta.layout}", "redistribute needs a mesh or placements",
+                ["placements=None"],
+                "x.redistribute(placements=[Replicate()])")
         target = mesh if device_mesh is None else as_bound_mesh(
             device_mesh, "redistribute(device_mesh)")
         layout, order = as_layout(target, meta.shape, placements), meta.order()
@@ -151,11 +150,10 @@ def _varying(
     ]
     if wrong:
         raise PlacementError(
-            message("redistribute(grad_placements)", f"{placements!r} for a result {layout}",
-                    "the gradient of a replicated result is Replicate(), or a partial sum that is "
-                    "reduced on its way back", wrong, "redistribute(P(), grad_placements="
-                    "[Partial()])")
-        )
+            "redistribute(grad_placements)", f"{placements!r} for a result {layout}",
+            "the gradient of a replicated result is Replicate(), or a partial sum that is "
+            "reduced on its way back", wrong, "redistribute(P(), grad_placements="
+            "[Partial()])")
     return facts.partial_axes(seen)
 
 
@@ -174,10 +172,9 @@ def _dtypes(
     ]
     if wrong:
         raise ShardTypeError(
-            message("redistribute(forward_dtype=, backward_dtype=)", f"of {len(given)}, "
-                    f"{len(wrong)} are no torch.dtype", "values travel in forward_dtype, "
-                    "gradients in backward_dtype", wrong, "torch.bfloat16")
-        )
+            "redistribute(forward_dtype=, backward_dtype=)", f"of {len(given)}, "
+            f"{len(wrong)} are no torch.dtype", "values travel in forward_dtype, "
+            "gradients in backward_dtype", wrong, "torch.bfloat16")
     forward, backward = (one or meta.dtype for one in given)
     for one in (forward, backward):
         meta.layout.check_dtype(str(one).removeprefix("torch."))
@@ -284,7 +281,7 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
     """
     layout, mesh = meta.layout, meta.mesh
     seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
-    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    terms = facts.partial_axes(layout)
     due = gradient_layout(layout)
     means = facts.divisor(layout, due)
     if means == 1:
@@ -317,11 +314,10 @@ def placed_gradients(
         ]
     if wrong:
         raise PlacementError(
-            message(f"{call}(grad_placements)", f"{placements!r} for a tensor {layout}",
-                    "where the tensor is sharded, gradients of its local tensors are sharded "
-                    "alike; elsewhere they are Replicate(), or Partial() of any kind", wrong,
-                    f"{call}(grad_placements=None)")
-        )
+            f"{call}(grad_placements)", f"{placements!r} for a tensor {layout}",
+            "where the tensor is sharded, gradients of its local tensors are sharded "
+            "alike; elsewhere they are Replicate(), or Partial() of any kind", wrong,
+            f"{call}(grad_placements=None)")
     seen = layout.replace(partial=[
         None if isinstance(layout.on(axis), int) else kind
         for axis, kind in enumerate(given.partial)

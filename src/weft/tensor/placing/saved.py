@@ -16,7 +16,7 @@ import torch
 
 from weft.comm import this_world
 from weft.core import Layout, Mesh
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
@@ -77,16 +77,15 @@ def _misplaced(layout: Layout, mesh: Mesh, written: int, rank: int, size: int) -
     if num_ranks == size:
         fix = "each rank reads its own file: torch.load(f\"{mesh.rank}.pt\")\n"
     return MeshError(
-        message("pickle.load, torch.load", f"the block of a tensor {layout} was written by rank "
-                f"{written} of {mesh!r}, and is read by rank {rank} of a world of {size}",
-                "a rank reads what the same rank has written; where the world is another, all "
-                "blocks are read by as many ranks as there were and joined", [str(layout)],
-                fix +
-                "if one rank wrote, its file has its blocks alone; next time every rank calls\n"
-                "torch.distributed.checkpoint.save(state, checkpoint_id=folder), or, before one "
-                "rank writes,\n"
-                "{name: x.full_tensor() for name, x in model.state_dict().items()}")
-    )
+        "pickle.load, torch.load", f"the block of a tensor {layout} was written by rank "
+        f"{written} of {mesh!r}, and is read by rank {rank} of a world of {size}",
+        "a rank reads what the same rank has written; where the world is another, all "
+        "blocks are read by as many ranks as there were and joined", [str(layout)],
+        fix +
+        "if one rank wrote, its file has its blocks alone; next time every rank calls\n"
+        "torch.distributed.checkpoint.save(state, checkpoint_id=folder), or, before one "
+        "rank writes,\n"
+        "{name: x.full_tensor() for name, x in model.state_dict().items()}")
 
 
 torch.serialization.add_safe_globals([_restored])

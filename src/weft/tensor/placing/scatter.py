@@ -25,7 +25,6 @@ from weft.errors import (
     ShardTypeError,
     UnsupportedOpError,
     WeftError,
-    message,
 )
 from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
@@ -81,10 +80,9 @@ def distribute_tensor(
         layout = as_layout(mesh, tensor.shape, placements)
         if tensor.sharding != layout:
             raise LayoutError(
-                message(call, f"it is distributed as {tensor.sharding}, not as {layout}",
-                        "a distributed tensor passes unchanged or not at all",
-                        [str(tensor.sharding)], "x.redistribute(placements=...)")
-            )
+                call, f"it is distributed as {tensor.sharding}, not as {layout}",
+                "a distributed tensor passes unchanged or not at all",
+                [str(tensor.sharding)], "x.redistribute(placements=...)")
         return tensor
     source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
     layout, fault = _described(call, tensor, mesh, placements, source)
@@ -176,13 +174,12 @@ def _check_history(tensor: torch.Tensor, call: str) -> None:
     if _has_history(tensor):
         node = type(tensor.grad_fn).__name__
         raise UnsupportedOpError(
-            message(call, f"it has history ({node}), and becomes a leaf",
-                    "the gradient of a leaf ends there; it goes on to the tensor only where each "
-                    "rank takes its own",
-                    [f"{node}, shape {tuple(tensor.shape)}"],
-                    "weft.distribute_tensor(x, mesh, placements, src_data_rank=None), for which x "
-                    "is the same on all ranks; or x.detach()")
-        )
+            call, f"it has history ({node}), and becomes a leaf",
+            "the gradient of a leaf ends there; it goes on to the tensor only where each "
+            "rank takes its own",
+            [f"{node}, shape {tuple(tensor.shape)}"],
+            "weft.distribute_tensor(x, mesh, placements, src_data_rank=None), for which x "
+            "is the same on all ranks; or x.detach()")
 
 
 def _source(call: str, rank: Any, mesh: BoundMesh) -> int:
@@ -194,9 +191,8 @@ def _source(call: str, rank: Any, mesh: BoundMesh) -> int:
 
 def _no_rank(call: str, rank: Any, mesh: BoundMesh) -> ShardTypeError:
     return ShardTypeError(
-        message(call, f"{rank!r} is of type {type(rank).__name__}", "the source is a rank, a "
-                "whole number", [repr(rank)], f"{call.split('(')[0]}(..., {mesh.rank_at(0)}, ...)")
-    )
+        call, f"{rank!r} is of type {type(rank).__name__}", "the source is a rank, a "
+        "whole number", [repr(rank)], f"{call.split('(')[0]}(..., {mesh.rank_at(0)}, ...)")
 
 
 def scatter_tensor(
@@ -234,10 +230,9 @@ def scatter_tensor(
     source = bound.position_of_rank(global_src)
     if source is None:
         raise MeshError(
-            message(call, f"rank {global_src} is outside {bound!r}",
-                    "the source is one of the mesh's ranks", [global_src],
-                    f"scatter_tensor(tensor, {bound.rank_at(0)}, ...)")
-        )
+            call, f"rank {global_src} is outside {bound!r}",
+            "the source is one of the mesh's ranks", [global_src],
+            f"scatter_tensor(tensor, {bound.rank_at(0)}, ...)")
     full, fault = None, None
     if tensor is not None and bound.rank == global_src:
         full, fault = _full(tensor)
@@ -260,10 +255,9 @@ def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
         if type(tensor) is ShardTensor or is_foreign(tensor):
             what = str(tensor.sharding) if type(tensor) is ShardTensor else type(tensor).__name__
             raise ShardTypeError(
-                message(call, f"it is distributed already, as {what}",
-                        "the source has the full tensor, a plain torch.Tensor", [what],
-                        "x.redistribute(mesh, placements)")
-            )
+                call, f"it is distributed already, as {what}",
+                "the source has the full tensor, a plain torch.Tensor", [what],
+                "x.redistribute(mesh, placements)")
         check_given(tensor, call)
         _check_history(tensor, call)
     except WeftError as error:
@@ -281,20 +275,18 @@ def _told(
         said = None if shape is None else tuple([index(length) for length in shape])
     except TypeError:
         fault = fault or ShardTypeError(
-            message("scatter_tensor(global_shape=)", f"it is {shape!r}",
-                    "a global shape is a tuple of lengths", [repr(shape)], "global_shape=(8, 4)")
-        )
+            "scatter_tensor(global_shape=)", f"it is {shape!r}",
+            "a global shape is a tuple of lengths", [repr(shape)], "global_shape=(8, 4)")
     if mesh.here is None:
         if fault is not None:
             raise fault
         if said is None or dtype is None:
             raise LayoutError(
-                message("scatter_tensor(global_shape, dtype)", f"they are {shape} and {dtype} on "
-                        f"rank {mesh.rank}, which is outside {mesh!r}",
-                        "a rank outside the mesh receives nothing, so it has to give the global "
-                        "shape and dtype", [mesh.rank],
-                        "scatter_tensor(..., global_shape=(8, 4), dtype=torch.float32)")
-            )
+                "scatter_tensor(global_shape, dtype)", f"they are {shape} and {dtype} on "
+                f"rank {mesh.rank}, which is outside {mesh!r}",
+                "a rank outside the mesh receives nothing, so it has to give the global "
+                "shape and dtype", [mesh.rank],
+                "scatter_tensor(..., global_shape=(8, 4), dtype=torch.float32)")
         return said, dtype, None
     mine = None if full is None else (tuple(full.shape), full.dtype, strides_of(full))
     told: list[Any] = exchanged("scatter_tensor(tensor)", mesh, [mine, said, dtype], fault)
@@ -306,11 +298,10 @@ def _told(
     if wrong:
         fact = "no tensor" if truth is None else f"{truth[1]} of shape {truth[0]}"
         raise LayoutError(
-            message("scatter_tensor(tensor)", f"rank {mesh.rank_at(source)} has {fact}, "
-                    f"{len(wrong)} ranks say otherwise",
-                    "the source has the full tensor, of the shape and dtype that ranks say", wrong,
-                    "tensor=full on the source, global_shape=None elsewhere")
-        )
+            "scatter_tensor(tensor)", f"rank {mesh.rank_at(source)} has {fact}, "
+            f"{len(wrong)} ranks say otherwise",
+            "the source has the full tensor, of the shape and dtype that ranks say", wrong,
+            "tensor=full on the source, global_shape=None elsewhere")
     return truth
 
 

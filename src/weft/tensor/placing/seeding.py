@@ -14,17 +14,12 @@ import torch
 
 from weft.rng import STREAM, from_torch, into_torch
 
-__all__ = ["get_rng_state", "manual_seed", "seed", "set_rng_state"]
+__all__ = ["get_rng_state", "seed", "set_rng_state"]
 
 
-def manual_seed(original: Any, seed: Any) -> torch.Generator:
-    generator = original(seed)
-    STREAM.reseed(torch.default_generator.initial_seed())
-    return generator
-
-
-def seed(original: Any) -> int:
-    made = original()
+def seed(original: Any, *given: Any) -> Any:
+    """`torch.manual_seed` and `torch.seed`."""
+    made = original(*given)
     STREAM.reseed(torch.default_generator.initial_seed())
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, Shard
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.tensor.placing.layouts import as_layout
 
 __all__ = ["ASKS", "form_of", "is_asked", "said_layout"]
@@ -36,16 +36,14 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
     is_map = isinstance(sizes, Mapping)
     if not is_map and sizes not in ASKS:
         raise LayoutError(
-            message("from_local(sizes=)", f"sizes is {sizes!r}",
-                    'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
-                    [repr(sizes)], _FIX)
-        )
+            "from_local(sizes=)", f"sizes is {sizes!r}",
+            'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
+            [repr(sizes)], _FIX)
     if shapes is not None and not isinstance(shapes, Mapping):
         raise ShardTypeError(
-            message("from_local(sharding_shapes=)", f"it is of type {type(shapes).__name__}",
-                    "sharding_shapes is a map mesh dim -> shapes of the shards along it",
-                    [repr(shapes)], "sharding_shapes={0: [(3, 6), (2, 6)]}")
-        )
+            "from_local(sharding_shapes=)", f"it is of type {type(shapes).__name__}",
+            "sharding_shapes is a map mesh dim -> shapes of the shards along it",
+            [repr(shapes)], "sharding_shapes={0: [(3, 6), (2, 6)]}")
     if isinstance(placements, Layout) or shape is not None or is_map or shapes is not None:
         return False
     if isinstance(placements, P):
@@ -79,11 +77,10 @@ def said_layout(
         return as_layout(mesh, placements.shape, placements)
     if mesh.here is None and shape is None:
         raise LayoutError(
-            message("from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and "
-                    "does not give the global shape",
-                    "a rank outside the mesh exchanges nothing, so it has to give the global shape",
-                    ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
-        )
+            "from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and "
+            "does not give the global shape",
+            "a rank outside the mesh exchanges nothing, so it has to give the global shape",
+            ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
     ndim = len(local) if shape is None else len(shape)
     form = form_of(mesh, ndim, placements)
     told = dict(sizes) if isinstance(sizes, Mapping) else {}
@@ -107,10 +104,9 @@ def said_layout(
     if wrong:
         name = "sizes=" if shapes is None else "sharding_shapes="
         raise LayoutError(
-            message(f"from_local({name})", f"{len(told)} dims are given, and {len(wrong)} that the "
-                    f"placements shard are not", "without shape=, every sharded dim has its "
-                    "sizes, one per shard", wrong, _FIX)
-        )
+            f"from_local({name})", f"{len(told)} dims are given, and {len(wrong)} that the "
+            f"placements shard are not", "without shape=, every sharded dim has its "
+            "sizes, one per shard", wrong, _FIX)
     return Layout(mesh, lengths, placements, sizes=told or None)
 
 
@@ -125,9 +121,8 @@ def _whole(sizes: Any, dim: int) -> tuple[int, ...]:
         return tuple([index(size) for size in sizes])
     except TypeError as error:
         raise ShardTypeError(
-            message("from_local(sizes=)", f"dim {dim} has the sizes {sizes!r}",
-                    "sizes are whole numbers, one per shard", [repr(sizes)], _FIX)
-        ) from error
+            "from_local(sizes=)", f"dim {dim} has the sizes {sizes!r}",
+            "sizes are whole numbers, one per shard", [repr(sizes)], _FIX) from error
 
 
 def _together(told: Map, of_shapes: Map, ndim: int) -> dict[Any, Any]:
@@ -139,9 +134,8 @@ def _together(told: Map, of_shapes: Map, ndim: int) -> dict[Any, Any]:
     ]
     if wrong:
         raise LayoutError(
-            message("from_local(sizes=, sharding_shapes=)", f"they differ in {len(wrong)} dims",
-                    "both say the sizes of shards, and one of them is enough", wrong, _FIX)
-        )
+            "from_local(sizes=, sharding_shapes=)", f"they differ in {len(wrong)} dims",
+            "both say the sizes of shards, and one of them is enough", wrong, _FIX)
     return {**of_shapes, **out}
 
 
@@ -176,11 +170,10 @@ def _of_shapes(form: Layout, shapes: Map) -> dict[int, tuple[int, ...]]:
     ]
     if wrong or missing:
         raise LayoutError(
-            message("from_local(sharding_shapes=)", f"{len(wrong) + len(missing)} parts do not fit "
-                    f"{form.spec!r} on {form.mesh}", "per mesh dim that shards, one shape per "
-                    "shard along it; they differ only in the dim that it shards", wrong + missing,
-                    "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
-        )
+            "from_local(sharding_shapes=)", f"{len(wrong) + len(missing)} parts do not fit "
+            f"{form.spec!r} on {form.mesh}", "per mesh dim that shards, one shape per "
+            "shard along it; they differ only in the dim that it shards", wrong + missing,
+            "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
     return out
 
 

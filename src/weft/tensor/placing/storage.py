@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from weft.core.scopes import setting
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.modes import check_traced
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.views.moved import unwrap_view
@@ -38,12 +38,11 @@ def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
     """The error of a call that asks where a ShardTensor is in memory."""
     layout = str(tensor.sharding)
     return UnsupportedOpError(
-        message(f"{name}()", f"no single address or storage holds a global tensor; the tensor is "
-                f"{layout}", "what reads or changes memory works on local tensors", [layout],
-                f"of this rank's block: x.to_local().{name}()\n"
-                "for a file: safetensors.torch.save_file, save_pretrained and "
-                "torch.distributed.checkpoint, called on all ranks")
-    )
+        f"{name}()", f"no single address or storage holds a global tensor; the tensor is "
+        f"{layout}", "what reads or changes memory works on local tensors", [layout],
+        f"of this rank's block: x.to_local().{name}()\n"
+        "for a file: safetensors.torch.save_file, save_pretrained and "
+        "torch.distributed.checkpoint, called on all ranks")
 
 
 class Storage:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["as_subclass", "new"]
@@ -32,8 +32,7 @@ def _refusal(call: str, given: Any) -> ShardTypeError:
     if isinstance(given, torch.Tensor):
         what += f" of shape {tuple(given.shape)}"
     return ShardTypeError(
-        message(call, f"it is given {'nothing' if given is None else 'a ' + what}, and no mesh",
-                "a ShardTensor has a mesh and a layout beside its blocks", [what],
-                "weft.distribute_tensor(full, mesh, placements), or "
-                "ShardTensor.from_local(block, mesh, placements)")
-    )
+        call, f"it is given {'nothing' if given is None else 'a ' + what}, and no mesh",
+        "a ShardTensor has a mesh and a layout beside its blocks", [what],
+        "weft.distribute_tensor(full, mesh, placements), or "
+        "ShardTensor.from_local(block, mesh, placements)")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.core.display import drawn, preformatted
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import fill, keep
 from weft.tensor.placing.layouts import as_sharded
@@ -33,10 +33,9 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
     meta = tensor._meta
     if meta.mesh.here is None:
         raise MeshError(
-            message("item, bool, full_tensor", f"rank {meta.mesh.rank} is outside {meta.mesh!r}",
-                    "only ranks of its mesh know a tensor's value", [meta.mesh.rank],
-                    "if x.device_mesh.here is not None: ...")
-        )
+            "item, bool, full_tensor", f"rank {meta.mesh.rank} is outside {meta.mesh!r}",
+            "only ranks of its mesh know a tensor's value", [meta.mesh.rank],
+            "if x.device_mesh.here is not None: ...")
     fill(tensor)
     value = _known(tensor)
     if value is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import Call, TensorArg
 from weft.tensor.trace.capture import Op, Trace
 from weft.tensor.trace.trees import Slot, fill, flatten, replaced, slots_of
@@ -196,10 +196,9 @@ def functional(op: Op) -> Callable[..., Any]:
         found = _namesake(op.overload, name)
     if found is None:
         raise UnsupportedOpError(
-            message(str(op.overload), "its operands have to move, and the op has no form that is "
-                    "not in place", "an in-place op on operands of other layouts is computed out "
-                    "of place, then written", [name], "x.copy_(out_of_place_computation)")
-        )
+            str(op.overload), "its operands have to move, and the op has no form that is "
+            "not in place", "an in-place op on operands of other layouts is computed out "
+            "of place, then written", [name], "x.copy_(out_of_place_computation)")
     return found
 
 

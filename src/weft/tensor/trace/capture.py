@@ -25,11 +25,11 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.meta import contiguous_strides, dense
 from weft.tensor.trace import casts
 from weft.tensor.trace.meta_results import AsKernels, asks_device, known_result
-from weft.tensor.trace.trees import Slot, flatten, map_tensors, slots_of
+from weft.tensor.trace.trees import Slot, flatten, map_tensors
 
 __all__ = [
     "NotCapturable", "Op", "Trace", "as_autocast", "asks_for_grad", "capture", "check_dense",
@@ -202,17 +202,15 @@ def _any_turned(args: Any, kwargs: Any) -> bool:
 
 
 def as_autocast(
-    function: Callable[..., Any], op: Op, trace: Trace, device_type: str
+    function: Callable[..., Any], dtype: torch.dtype | None, device_type: str,
+    results: bool = True,
 ) -> Callable[..., Any]:
     """A function that replaces a whole op, as autocast runs the op: operands are cast once, and no
     policy applies inside.
 
-    Operands come to the dtype that autocast gives the op's result, float64 ones stay. `function`
-    is its `__wrapped__`.
+    Operands come to `dtype`, which autocast gives the op's result, and so do the results, if they
+    are not left as they are; float64 ones stay. `function` is its `__wrapped__`.
     """
-    dtypes = [trace.metas[slot.index].dtype for slot in slots_of(op.results)]
-    dtype = next((one for one in dtypes if one.is_floating_point), None)
-
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         if dtype is None or not tensor.is_floating_point() or tensor.dtype is torch.float64:
             return tensor
@@ -221,7 +219,7 @@ def as_autocast(
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device_type, enabled=False):
             out = function(*map_tensors(cast, args), **map_tensors(cast, kwargs))
-            return map_tensors(cast, out)
+            return map_tensors(cast, out) if results else out
 
     run.__wrapped__ = function  # type: ignore[attr-defined]
     return run
@@ -348,10 +346,9 @@ def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
         shape = "" if tensor.is_nested else f" of shape {tuple(tensor.shape)}"
         form = "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedOpError(
-            message(call, f"its result{shape} is {tensor.dtype} of {form}",
-                    "ShardTensors are dense and not quantized", [form],
-                    "the op on x.to_local(), or on x.full_tensor()")
-        )
+            call, f"its result{shape} is {tensor.dtype} of {form}",
+            "ShardTensors are dense and not quantized", [form],
+            "the op on x.to_local(), or on x.full_tensor()")
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

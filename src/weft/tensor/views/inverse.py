@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
@@ -174,12 +174,11 @@ def _order(show: Change, ndim: int) -> list[int]:
 
 def _refuse(name: str, value: Any) -> NoReturn:
     raise UnsupportedOpError(
-        message(name, f"it was written to through a view {value.sharding} whose data had to move, "
-                "and has no known inverse",
-                "a write through a view reaches its base where they share memory, or by the "
-                "inverse of the view op", [name],
-                "write to the base, or clone() the view first")
-    )
+        name, f"it was written to through a view {value.sharding} whose data had to move, "
+        "and has no known inverse",
+        "a write through a view reaches its base where they share memory, or by the "
+        "inverse of the view op", [name],
+        "write to the base, or clone() the view first")
 
 
 _OVERLAP = (  # torch's own words

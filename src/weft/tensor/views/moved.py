@@ -33,7 +33,7 @@ from weft.tensor.views.inverse import write
 
 __all__ = [
     "Moved", "attach_to_base", "bump_versions", "bump_view_epoch", "stands_for", "unwrap_view",
-    "writes",
+    "writes", "written_to",
 ]
 
 _SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensors, torch.meshgrid,
@@ -268,6 +268,17 @@ def bump_view_epoch() -> None:
     """Called by in-place writes, because inference tensors count no versions."""
     if torch.is_inference_mode_enabled():
         _WRITES.count += 1
+
+
+def written_to(tensor: ShardTensor) -> None:
+    """The tensor has been written to: what its uses have moved is old, and a gradient may be wanted
+    of it now."""
+    bump_view_epoch()
+    if tensor._memo is not None:
+        tensor._memo.clear()
+    requires_grad = tensor._local.requires_grad
+    if tensor._meta.requires_grad != requires_grad:
+        tensor._meta = tensor._meta.replace(requires_grad=requires_grad)
 
 
 def _version(tensor: Tensor) -> Any:

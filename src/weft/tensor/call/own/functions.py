@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._ops import OpOverload, OpOverloadPacket
 
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.rules import OwnRule
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import with_defaults
@@ -40,7 +40,7 @@ class OwnFunction:
 
     def __init__(
         self, name: str, run: Callable[..., Any], otherwise: Callable[..., Any],
-        rule: OwnRule | None, is_op: bool, keeps_edges: bool,
+        rule: OwnRule | None, is_op: bool = False, keeps_edges: bool = False,
     ) -> None:
         self.__name__, self.run, self.otherwise, self.rule = name, run, otherwise, rule
         self.is_op, self.keeps_edges = is_op, keeps_edges
@@ -101,11 +101,10 @@ class Own:
         plain = [str(tuple(one.shape)) for one in flatten(out) if type(one) is not ShardTensor]
         if plain:
             raise ShardTypeError(
-                message(f"the handler of {self.name}", f"it returned {len(plain)} plain tensors",
-                        "a handler gets ShardTensors and returns ShardTensors, whose layouts say "
-                        "what each rank holds", [f"shape {shape}" for shape in plain],
-                        "ShardTensor.from_local(local, x.device_mesh, x.sharding)")
-            )
+                f"the handler of {self.name}", f"it returned {len(plain)} plain tensors",
+                "a handler gets ShardTensors and returns ShardTensors, whose layouts say "
+                "what each rank holds", [f"shape {shape}" for shape in plain],
+                "ShardTensor.from_local(local, x.device_mesh, x.sharding)")
         return out
 
     def in_order(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -118,10 +117,9 @@ class Own:
         named = [name for name, value in kwargs.items() if flatten(value)]
         if named:
             raise ShardTypeError(
-                message(f"{self.name}(...)", f"{len(named)} tensors are given by name, and the op "
-                        "does not say where they stand", "a rule counts the tensors of a call",
-                        named, "give tensors by position")
-            )
+                f"{self.name}(...)", f"{len(named)} tensors are given by name, and the op "
+                "does not say where they stand", "a rule counts the tensors of a call",
+                named, "give tensors by position")
         return args, kwargs
 
 

@@ -16,7 +16,7 @@ import torch
 from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.errors import LayoutError, UnsupportedOpError
 from weft.ops import Kernel
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
@@ -39,8 +39,9 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
-from weft.tensor.views.moved import Moved, bump_view_epoch, unwrap_view
+from weft.tensor.views.moved import Moved, unwrap_view, written_to
 from weft.transport import traffic
+from weft.transport.facts import replicated
 from weft.transport.order import Order
 
 __all__ = ["recipe"]
@@ -77,7 +78,7 @@ def recipe(
         varying = varying_axes((*decision.operands, *decision.results))
         moved = frozenset(
             at for at, (src, dst) in enumerate(zip(layouts, decision.operands))
-            if src != dst or (wants[at] and any(dst.on(axis) is None for axis in varying))
+            if src != dst or (wants[at] and replicated(dst, varying))
         )
         outside = OutsideMesh(function.run, mesh, decision.results, moved)
         return Function(outside.run, as_called=True), rule.by_shape
@@ -108,10 +109,6 @@ def _has_empty_shard(decision: Decision) -> bool:
 class OnLocal(Caller):
     """A user's function on local tensors, between transitions; its results are checked."""
 
-    __slots__ = (
-        "anchor", "decision", "leaves", "local", "mesh", "name", "operands", "terms", "varying",
-        "why",
-    )
     def __init__(
         self, function: OwnFunction, local: Callable[..., Any], mesh: BoundMesh, decision: Decision,
         layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],
@@ -127,9 +124,7 @@ class OnLocal(Caller):
         self.operands = tuple((at, move) for at, move in enumerate(moves) if move is not None)
         self.leaves = [
             transition_between(
-                mesh, layout, layout,
-                frozenset(axis for axis in varying if any(wants) and layout.on(axis) is None),
-            )
+                mesh, layout, layout, replicated(layout, varying if any(wants) else ()))
             for layout in decision.results
         ]
         self.anchor = anchor
@@ -190,15 +185,12 @@ class OnLocal(Caller):
             self._check_shape(place, local)
         if type(tensor) is ShardTensor and tensor._meta.alias is not None:
             raise UnsupportedOpError(
-                message(f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
-                        f"{tensor.sharding}, that came from a view op ({tensor._meta.alias}) that "
-                        "had to communicate",
-                        "a write through a view reaches its base only where they share memory",
-                        [str(tensor.sharding)], "write to the base, or clone() the view first")
-            )
-        leaving = frozenset(
-            axis for axis in self.varying if local.requires_grad and layout.on(axis) is None
-        )
+                f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
+                f"{tensor.sharding}, that came from a view op ({tensor._meta.alias}) that "
+                "had to communicate",
+                "a write through a view reaches its base only where they share memory",
+                [str(tensor.sharding)], "write to the base, or clone() the view first")
+        leaving = replicated(layout, self.varying if local.requires_grad else ())
         move = transition_between(self.mesh, layout, layout_of(tensor, self.mesh), leaving)
         value = local
         if move is not None:
@@ -210,13 +202,10 @@ class OnLocal(Caller):
                 mine.copy_(value)
             else:
                 write_counted(mine, value, local)
-        bump_view_epoch()
         if type(tensor) is ShardTensor:
             if type(tensor._local) is Moved:
                 tensor._local._weft_view.write_back(mine.requires_grad)
-            if tensor._memo is not None:
-                tensor._memo.clear()
-            tensor._meta = tensor._meta.replace(requires_grad=mine.requires_grad)
+            written_to(tensor)
 
     def _wrap(
         self, place: int, one: torch.Tensor, given: dict[int, torch.Tensor], moved: set[int]
@@ -242,10 +231,9 @@ class OnLocal(Caller):
         given, due = len(flatten(out)), len(self.decision.results)
         if given != due:
             raise LayoutError(
-                message(f"{self.name}(...)", f"it returned {given} tensors, its rule has {due} "
-                        "results", "a rule names every tensor result", [f"{given} tensors"],
-                        f"weft.register_rule({self.name}, \"... -> {', '.join(['...'] * given)}\")")
-            )
+                f"{self.name}(...)", f"it returned {given} tensors, its rule has {due} "
+                "results", "a rule names every tensor result", [f"{given} tensors"],
+                f"weft.register_rule({self.name}, \"... -> {', '.join(['...'] * given)}\")")
 
     def _check_shape(self, place: int, one: torch.Tensor) -> None:
         layout = self.decision.results[place]
@@ -255,23 +243,21 @@ class OnLocal(Caller):
             return
         operands = ", ".join(str(operand) for operand in self.decision.operands)
         raise LayoutError(
-            message(f"{self.name}(...)", f"on rank {self.mesh.rank} result {place} has the local "
-                    f"shape {tuple(one.shape)}; by its rule it is {layout}, of local shape {due}",
-                    "on local tensors a function gives the local part of what it gives on the "
-                    "whole", [f"operands {operands}"],
-                    f"weft.testing.check_rule({self.name}) finds the factors that must be whole: "
-                    "\"b s! -> b s!\"")
-        )
+            f"{self.name}(...)", f"on rank {self.mesh.rank} result {place} has the local "
+            f"shape {tuple(one.shape)}; by its rule it is {layout}, of local shape {due}",
+            "on local tensors a function gives the local part of what it gives on the "
+            "whole", [f"operands {operands}"],
+            f"weft.testing.check_rule({self.name}) finds the factors that must be whole: "
+            "\"b s! -> b s!\"")
 
     def _check_dtype(self, place: int, one: torch.Tensor) -> None:
         result = dtype_text(one.dtype)
         wrong = [f"partial sums of {dtype}" for dtype in self.terms if not carries(dtype, result)]
         if wrong:
             raise LayoutError(
-                message(f"{self.name}(...)", f"partial sums became {result} in result {place}",
-                        "a linear op passes partial sums, and may not round each of them",
-                        wrong, "leave the operand out of linear=")
-            )
+                f"{self.name}(...)", f"partial sums became {result} in result {place}",
+                "a linear op passes partial sums, and may not round each of them",
+                wrong, "leave the operand out of linear=")
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -11,69 +11,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.rng import samples
+from weft.rng import Source, samples
 from weft.rules import Entry, op, page
 from weft.tensor.families.draws.samplers import with_zero_gradients, without_derivative
-from weft.tensor.placing.draw import Sample, draw_into
+from weft.tensor.placing.draw import draw_into
 
 __all__ = ["PAGE"]
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Sample:
-    return lambda source: samples.uniform(source, x.dtype, low, high)
+Sampler = Callable[..., Tensor]
+"""Of a source, a dtype and the op's numbers."""
 
 
-def _normal_like(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Sample:
-    return lambda source: samples.normal(source, x.dtype, mean, std)
+def _log_normal(source: Source, dtype: torch.dtype, mean: float, std: float) -> Tensor:
+    return samples.normal(source, samples.wide(dtype), mean, std).exp_()
 
 
-def _log_normal(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Sample:
-    return lambda source: samples.normal(source, samples.wide(x.dtype), mean, std).exp_()
-
-
-def _exponential(x: Tensor, rate: float = 1.0) -> Sample:
-    return lambda source: samples.exponential(source, x.dtype, rate)
-
-
-def _cauchy(x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Sample:
-    return lambda source: samples.cauchy(source, x.dtype, median, sigma)
-
-
-def _geometric(x: Tensor, p: float) -> Sample:
-    return lambda source: samples.geometric(source, x.dtype, p)
-
-
-def _random(x: Tensor, first: int | None = None, second: int | None = None) -> Sample:
+def _random(
+    source: Source, dtype: torch.dtype, first: int | None = None, second: int | None = None
+) -> Tensor:
     """`random_()`, `random_(to)`, `random_(from, to)`."""
     if first is None:
-        low, high = samples.random_range(x.dtype)
-    elif second is None:
-        low, high = 0, first
+        low, high = samples.random_range(dtype)
     else:
-        low, high = first, second
-    return lambda source: samples.integers(source, low, high, x.dtype)
+        low, high = (0, first) if second is None else (first, second)
+    return samples.integers(source, low, high, dtype)
 
 
-def _bernoulli(x: Tensor, p: float) -> Sample:
-    return lambda source: samples.bernoulli(source, p, x.dtype)
+def _bernoulli(source: Source, dtype: torch.dtype, p: float) -> Tensor:
+    return samples.bernoulli(source, p, dtype)
 
 
-def _in_place(sampler: Callable[..., Sample]) -> Callable[..., None]:
-    def fill(x: Tensor, *args: Any, generator: Any = None, **options: Any) -> None:
+def _in_place(sampler: Sampler) -> Callable[..., None]:
+    def fill(x: Tensor, *args: Any, generator: Any = None) -> None:
         """Each rank draws its own elements into the tensor."""
-        draw_into(x, sampler(x, *args, **options), generator)
+        draw_into(x, lambda source: sampler(source, x.dtype, *args), generator)
 
     return fill
 
 
 def _like(
-    name: str, sampler: Callable[..., Sample], memory_format: torch.memory_format,
-    has_derivative: bool,
+    name: str, sampler: Sampler, memory_format: torch.memory_format, has_derivative: bool
 ) -> Callable[..., Tensor]:
-    def draw(x: Tensor, *args: Any, generator: Any = None, **options: Any) -> Tensor:
+    def draw(x: Tensor, *args: Any, generator: Any = None) -> Tensor:
         """Drawn into a tensor of x's layout; its gradient is zero."""
         made = torch.empty_like(x, memory_format=memory_format)
-        draw_into(made, sampler(x, *args, **options), generator)
+        draw_into(made, lambda source: sampler(source, x.dtype, *args), generator)
         made = with_zero_gradients(made, [x])
         return made if has_derivative else without_derivative(made, name)
 
@@ -81,7 +64,7 @@ def _like(
 
 
 def _entries(
-    in_place: str, out_of_place: str, sampler: Callable[..., Sample],
+    in_place: str, out_of_place: str, sampler: Sampler,
     memory_format: torch.memory_format = torch.preserve_format, has_derivative: bool = True,
 ) -> tuple[Entry, Entry]:
     name = out_of_place.partition(".")[0]
@@ -93,12 +76,12 @@ def _entries(
 
 
 PAGE = page(
-    *_entries("uniform_", "uniform", _uniform),
-    *_entries("normal_", "normal_functional", _normal_like, has_derivative=False),
+    *_entries("uniform_", "uniform", samples.uniform),
+    *_entries("normal_", "normal_functional", samples.normal, has_derivative=False),
     *_entries("log_normal_", "log_normal", _log_normal),
-    *_entries("exponential_", "exponential", _exponential),
-    *_entries("cauchy_", "cauchy", _cauchy),
-    *_entries("geometric_", "geometric", _geometric),
+    *_entries("exponential_", "exponential", samples.exponential),
+    *_entries("cauchy_", "cauchy", samples.cauchy),
+    *_entries("geometric_", "geometric", samples.geometric),
     *_entries("random_", "random", _random),
     *_entries("bernoulli_.float", "bernoulli.p", _bernoulli, torch.contiguous_format, False),
 )
