@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from weft.errors import ShardTypeError, UnsupportedOpError, message
+from weft.errors import ShardTypeError, UnsupportedOpError
 from weft.tensor import ShardTensor
 
 __all__ = ["plot"]
@@ -79,10 +79,9 @@ def _figure() -> Any:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise UnsupportedOpError(
-            message("weft.plot(x)", f"matplotlib cannot be imported ({error})",
-                    "matplotlib draws the picture; weft itself does not need it",
-                    ["matplotlib"], "pip install matplotlib")
-        ) from error
+            "weft.plot(x)", f"matplotlib cannot be imported ({error})",
+            "matplotlib draws the picture; weft itself does not need it",
+            ["matplotlib"], "pip install matplotlib") from error
     return figures.Figure(layout="constrained")
 
 
@@ -91,11 +90,9 @@ def _check(x: torch.Tensor, pixels: int) -> None:
         facts = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else (
             f"a {type(x).__name__}")
         raise ShardTypeError(
-            message("weft.plot(x)", f"x is {facts}", "a picture shows rows and columns of real "
-                    "numbers", [facts], "weft.plot(x[0, 0].abs())")
-        )
+            "weft.plot(x)", f"x is {facts}", "a picture shows rows and columns of real "
+            "numbers", [facts], "weft.plot(x[0, 0].abs())")
     if not isinstance(pixels, int) or pixels < 1:
         raise ShardTypeError(
-            message("weft.plot(x, pixels=)", f"pixels={pixels!r}", "a picture has at least one row "
-                    "and column", [repr(pixels)], "weft.plot(x, pixels=512)")
-        )
+            "weft.plot(x, pixels=)", f"pixels={pixels!r}", "a picture has at least one row "
+            "and column", [repr(pixels)], "weft.plot(x, pixels=512)")

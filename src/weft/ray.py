@@ -17,7 +17,7 @@ from weft.comm import BoundMesh, init_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.simulated import mesh_of_ranks
 from weft.core import Mesh
-from weft.errors import CommunicationError, ShardTypeError, UnsupportedOpError, message
+from weft.errors import CommunicationError, ShardTypeError, UnsupportedOpError
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
@@ -98,11 +98,10 @@ class _Rank:
         kept = [str(one.sharding) for one in flatten(result) if type(one) is ShardTensor]
         if kept:
             raise ShardTypeError(
-                message("weft.ray.run(fn)", f"fn returns {len(kept)} ShardTensors",
-                        "what fn returns leaves its rank, and a ShardTensor is of use on the ranks "
-                        "of its mesh alone", kept,
-                        "return x.full_tensor(), or x.to_local() for each rank's own block")
-            )
+                "weft.ray.run(fn)", f"fn returns {len(kept)} ShardTensors",
+                "what fn returns leaves its rank, and a ShardTensor is of use on the ranks "
+                "of its mesh alone", kept,
+                "return x.full_tensor(), or x.to_local() for each rank's own block")
         return result
 
 
@@ -115,14 +114,13 @@ def _placed(ray: Any, size: int, share: dict[str, float]) -> Any:
     util.remove_placement_group(group)
     there = {name: count for name, count in ray.cluster_resources().items() if name in share}
     raise CommunicationError(
-        message("weft.ray.run(fn, num_ranks)", f"{size} ranks of {share} each have found no room "
-                f"within {timeout().total_seconds():g} s; the cluster has {there}",
-                "all ranks run at the same time, because they wait for each other",
-                [f"{name}: {count * size:g} needed, {there.get(name, 0):g} in the cluster"
-                 for name, count in share.items()],
-                f'fewer ranks, or a share of one: weft.ray.run(fn, {size}, resources={{"CPU": 0.5}}'
-                f"); on one machine: ray.init(num_cpus={size})")
-    )
+        "weft.ray.run(fn, num_ranks)", f"{size} ranks of {share} each have found no room "
+        f"within {timeout().total_seconds():g} s; the cluster has {there}",
+        "all ranks run at the same time, because they wait for each other",
+        [f"{name}: {count * size:g} needed, {there.get(name, 0):g} in the cluster"
+         for name, count in share.items()],
+        f'fewer ranks, or a share of one: weft.ray.run(fn, {size}, resources={{"CPU": 0.5}}'
+        f"); on one machine: ray.init(num_cpus={size})")
 
 
 def _started(ray: Any, group: Any, size: int, share: dict[str, float]) -> list[Any]:
@@ -216,11 +214,10 @@ def _died(rank: int, size: int, error: Exception) -> CommunicationError:
     why = next((line.strip() for line in str(error).splitlines() if "Worker exit detail" in line
                 or "died" in line), type(error).__name__)
     return CommunicationError(
-        message("weft.ray.run(fn)", f"rank {rank} of {size} died: {why[:200].rstrip('. ')}",
-                "all ranks live until the last has returned", [f"rank {rank}"],
-                "look at what that rank wrote last (Ray prints it, and keeps it in its logs); a "
-                "rank that needs more memory: resources={\"CPU\": 1, \"memory\": 4e9}")
-    )
+        "weft.ray.run(fn)", f"rank {rank} of {size} died: {why[:200].rstrip('. ')}",
+        "all ranks live until the last has returned", [f"rank {rank}"],
+        "look at what that rank wrote last (Ray prints it, and keeps it in its logs); a "
+        "rank that needs more memory: resources={\"CPU\": 1, \"memory\": 4e9}")
 
 
 def _imported(name: str) -> Any:
@@ -228,7 +225,6 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UnsupportedOpError(
-            message("weft.ray.run(fn)", f"{name} cannot be imported ({error})",
-                    "Ray runs the ranks; weft itself does not need it", [name],
-                    'pip install "ray>=2.40"')
-        ) from error
+            "weft.ray.run(fn)", f"{name} cannot be imported ({error})",
+            "Ray runs the ranks; weft itself does not need it", [name],
+            'pip install "ray>=2.40"') from error

@@ -17,7 +17,7 @@ import torch
 
 from weft.comm.global_state import GlobalState
 from weft.comm.turns import Runner, Turns, Unwound
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError
 
 __all__ = ["Crew", "Route"]
 
@@ -103,11 +103,11 @@ class Crew(Turns):
                 made = self.runners[source] = Runner(source)
                 self._start(made, lambda one: self.program(one.rank), self.outer)
                 return made
-        self.first.error = CommunicationError(message(
+        self.first.error = CommunicationError(
             "messages of a dry run", f"of {len(self.runners)} ranks that run, none can run on",
             "a rank that receives waits for what another one sends",
             self._doing(lambda one: f"waits for rank {one.waits[0].source}"),
-            "send in the group, with the tag and in the order in which it is received"))
+            "send in the group, with the tag and in the order in which it is received")
         return self.first
 
     def _fail(self, runner: Runner, error: BaseException) -> None:

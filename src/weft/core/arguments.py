@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.core.partition_spec import P
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 
 __all__ = ["MeshLike", "Placements", "also_called"]
 
@@ -69,8 +69,7 @@ def _rename(call: str, kwargs: dict[str, Any], other: str, name: str) -> None:
     if kwargs.get(name) is not None:
         call = call.removesuffix(".__init__")
         raise ShardTypeError(
-            message(f"{call}({other}=, {name}=)", "both are given",
-                    f"{other} is another name of {name}, which is given once", [other, name],
-                    f"{call}(..., {name}=...)")
-        )
+            f"{call}({other}=, {name}=)", "both are given",
+            f"{other} is another name of {name}, which is given once", [other, name],
+            f"{call}(..., {name}=...)")
     kwargs[name] = value

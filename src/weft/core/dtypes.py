@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 
 __all__ = ["carries", "check_carries", "dtype_name", "dtype_text", "itemsize"]
 
@@ -59,13 +59,12 @@ def check_carries(what: str, kinds: Mapping[str, str], dtype: str) -> None:
         return
     sums = carries("sum", dtype)
     raise LayoutError(
-        message(what, f"{len(wrong)} partial axes cannot carry {dtype}",
-                "avg is for floats and complex, max and min for all but complex, band, "
-                "bor and bxor for integers and bools, and and or for bools" if sums
-                else "a partial value of a sum may be zero, which this dtype lacks", wrong,
-                'Partial("sum") carries every dtype; or convert the tensor first' if sums
-                else "x.float() first")
-    )
+        what, f"{len(wrong)} partial axes cannot carry {dtype}",
+        "avg is for floats and complex, max and min for all but complex, band, "
+        "bor and bxor for integers and bools, and and or for bools" if sums
+        else "a partial value of a sum may be zero, which this dtype lacks", wrong,
+        'Partial("sum") carries every dtype; or convert the tensor first' if sums
+        else "x.float() first")
 
 
 def dtype_text(dtype: str) -> str:
@@ -97,10 +96,9 @@ def dtype_name(text: str, call: str = "dtype") -> str:
         name = _LONG[short[1]] + short[2]
     if not _FAMILY.fullmatch(name):
         raise LayoutError(
-            message(call, f"{text!r} names no dtype",
-                    "a dtype is named as torch names it, or as a layout's text does: float32 or "
-                    "f32, bfloat16, int64, bool, complex64, float8_e4m3fn", [repr(text)], "float32")
-        )
+            call, f"{text!r} names no dtype",
+            "a dtype is named as torch names it, or as a layout's text does: float32 or "
+            "f32, bfloat16, int64, bool, complex64, float8_e4m3fn", [repr(text)], "float32")
     return name
 
 

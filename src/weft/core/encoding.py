@@ -23,7 +23,7 @@ from weft.core.placement import (
     as_placement,
     is_torch_strided,
 )
-from weft.errors import LayoutError, PlacementError, ShardTypeError, message
+from weft.errors import LayoutError, PlacementError, ShardTypeError
 
 __all__ = [
     "Cuts", "Decoded", "Sizes", "check_sizes", "decode", "encode_placements", "encode_spec", "text",
@@ -68,21 +68,19 @@ def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
     call = f"{spec!r} on {mesh}"
     if len(spec.entries) > ndim:
         raise PlacementError(
-            message(call, f"{len(spec.entries)} entries for a tensor of {ndim} dims",
-                    "a spec has at most one entry per tensor dim",
-                    [repr(entry) for entry in spec.entries[ndim:]],
-                    f"{P(*spec[:ndim], partial=dict(spec.partial))!r}; a spec that is for tensors "
-                    "of several sorts names each sort by a pattern of its own")
-        )
+            call, f"{len(spec.entries)} entries for a tensor of {ndim} dims",
+            "a spec has at most one entry per tensor dim",
+            [repr(entry) for entry in spec.entries[ndim:]],
+            f"{P(*spec[:ndim], partial=dict(spec.partial))!r}; a spec that is for tensors "
+            "of several sorts names each sort by a pattern of its own")
     names = [axis for entry in spec.entries for axis in entry]
     used = mesh.axes(names + [axis for axis, _ in spec.partial], call)
     repeated = [repr(mesh.axis_names[axis]) for axis, count in Counter(used).items() if count > 1]
     if repeated:
         raise PlacementError(
-            message(call, f"{len(used)} entries name {len(set(used))} axes",
-                    "a mesh axis shards one tensor dim or is partial, once", repeated,
-                    "name each axis in one entry")
-        )
+            call, f"{len(used)} entries name {len(set(used))} axes",
+            "a mesh axis shards one tensor dim or is partial, once", repeated,
+            "name each axis in one entry")
     numbers = iter(used)
     dims = [tuple(next(numbers) for _ in entry) for entry in spec.entries]
     dims += [()] * (ndim - len(dims))
@@ -102,9 +100,8 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
     if len(given) != mesh.ndim:
         fix: list[Placement] = [*given, *[Replicate()] * mesh.ndim][: mesh.ndim]
         raise PlacementError(
-            message("placements", f"{len(given)} placements for the {mesh.ndim} axes of {mesh}",
-                    "there is one placement per mesh axis", [str(p) for p in given], repr(fix))
-        )
+            "placements", f"{len(given)} placements for the {mesh.ndim} axes of {mesh}",
+            "there is one placement per mesh axis", [str(p) for p in given], repr(fix))
     _check_dims(mesh, ndim, given)
     dims: list[list[int]] = [[] for _ in range(ndim)]
     partial: list[str | None] = [None] * mesh.ndim
@@ -130,10 +127,9 @@ def _no_spec(entries: Sequence[Any]) -> ShardTypeError:
     """The entries of a spec that stand in no `P`."""
     names = [repr(one) for one in entries if isinstance(one, str)]
     return ShardTypeError(
-        message("placements", f"{entries!r} has {len(names)} names among {len(entries)} entries",
-                "a spec of names is a P, with one entry per tensor dim; a list has placements, one "
-                "per mesh axis", names, f"P({', '.join(map(repr, entries))})")
-    )
+        "placements", f"{entries!r} has {len(names)} names among {len(entries)} entries",
+        "a spec of names is a P, with one entry per tensor dim; a list has placements, one "
+        "per mesh axis", names, f"P({', '.join(map(repr, entries))})")
 
 
 def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement]) -> None:
@@ -144,21 +140,19 @@ def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement]) -> None:
     ]
     if wrong:
         raise PlacementError(
-            message("placements", f"{len(wrong)} of {len(placements)} placements name a dim that "
-                    f"a tensor of {ndim} dims lacks", f"a dim lies in [{-ndim}, {ndim})", wrong,
-                    "Shard(0)" if ndim else "Replicate()")
-        )
+            "placements", f"{len(wrong)} of {len(placements)} placements name a dim that "
+            f"a tensor of {ndim} dims lacks", f"a dim lies in [{-ndim}, {ndim})", wrong,
+            "Shard(0)" if ndim else "Replicate()")
 
 
 def _check_kinds(mesh: Mesh, partial: Sequence[str | None]) -> None:
     kinds = {kind for kind in partial if kind is not None}
     if len(kinds) > 1 and kinds != {"sum", "avg"}:
         raise PlacementError(
-            message("partial axes", f"{len(kinds)} kinds of reduction on one tensor of {mesh}",
-                    "all partial axes have one kind; only sum and avg may stand together",
-                    [f"{kind}@{axis}" for kind, axis in zip(partial, mesh.axis_names) if kind],
-                    "reduce the axes of one kind first: x.redistribute(...)")
-        )
+            "partial axes", f"{len(kinds)} kinds of reduction on one tensor of {mesh}",
+            "all partial axes have one kind; only sum and avg may stand together",
+            [f"{kind}@{axis}" for kind, axis in zip(partial, mesh.axis_names) if kind],
+            "reduce the axes of one kind first: x.redistribute(...)")
 
 
 def _explicit_sizes(
@@ -178,10 +172,9 @@ def _explicit_sizes(
                                  f"{mesh.axis_names[axes[0]]!r}")
     if misplaced:
         raise PlacementError(
-            message("placements", f"{len(misplaced)} placements carry sizes on a minor axis",
-                    "where several axes shard one dim, the sizes of all its shards stand on the "
-                    "major axis", misplaced, "Layout(mesh, shape, placements, sizes={0: (...)})")
-        )
+            "placements", f"{len(misplaced)} placements carry sizes on a minor axis",
+            "where several axes shard one dim, the sizes of all its shards stand on the "
+            "major axis", misplaced, "Layout(mesh, shape, placements, sizes={0: (...)})")
     return sizes
 
 
@@ -203,11 +196,10 @@ def check_sizes(
     if not isinstance(sizes, Mapping):
         meant = repr(sizes) if type(sizes) in (tuple, list, str) else "(6, 14)"
         raise ShardTypeError(
-            message("Layout(sizes=)", f"{sizes!r} is of type {type(sizes).__name__}",
-                    "sizes is a map tensor dim -> shard sizes, or one of "
-                    f"{', '.join(map(repr, NAMED_CUTS))}", [repr(sizes)],
-                    f"Layout(mesh, shape, spec, sizes={{0: {meant}}})")
-        )
+            "Layout(sizes=)", f"{sizes!r} is of type {type(sizes).__name__}",
+            "sizes is a map tensor dim -> shard sizes, or one of "
+            f"{', '.join(map(repr, NAMED_CUTS))}", [repr(sizes)],
+            f"Layout(mesh, shape, spec, sizes={{0: {meant}}})")
     wrong: list[str] = []
     cuts: list[tuple[int, ...] | None] = [None] * len(shape)
     asked = cast(Mapping[Any, Any], sizes)
@@ -224,11 +216,10 @@ def check_sizes(
             cuts[dim] = cut
     if wrong:
         raise LayoutError(
-            message("Layout(sizes=)", f"{len(wrong)} entries do not fit shape {tuple(shape)} on "
-                    f"{mesh}", "sizes are at least 0, one per shard, and sum to the global size; "
-                    f"or one of {', '.join(map(repr, NAMED_CUTS))}", wrong,
-                    "leave sizes out for default cuts")
-        )
+            "Layout(sizes=)", f"{len(wrong)} entries do not fit shape {tuple(shape)} on "
+            f"{mesh}", "sizes are at least 0, one per shard, and sum to the global size; "
+            f"or one of {', '.join(map(repr, NAMED_CUTS))}", wrong,
+            "leave sizes out for default cuts")
     return tuple(cuts)
 
 
@@ -252,14 +243,13 @@ def _strided_place(mesh: Mesh, axes: Sequence[int], axis: int, strided: StridedS
         return places[strided.skip]
     sizes = {mesh.axis_names[a]: mesh.axis_sizes[a] for a in axes}
     raise PlacementError(
-        message("StridedShard(dim, split_factor)", f"{strided} on axis {mesh.axis_names[axis]!r} "
-                f"fits no place among the axes to its right that shard the dim, {sizes}",
-                "split_factor is the product of the sizes of the axes that shard the dim before; a "
-                "flattened dim has no such axes and cannot be said by an order of axes",
-                [repr(strided)],
-                "give the order of axes by a partition spec, P(('tp', 'dp')), or cut the dim "
-                "before it is flattened")
-    )
+        "StridedShard(dim, split_factor)", f"{strided} on axis {mesh.axis_names[axis]!r} "
+        f"fits no place among the axes to its right that shard the dim, {sizes}",
+        "split_factor is the product of the sizes of the axes that shard the dim before; a "
+        "flattened dim has no such axes and cannot be said by an order of axes",
+        [repr(strided)],
+        "give the order of axes by a partition spec, P(('tp', 'dp')), or cut the dim "
+        "before it is flattened")
 
 
 def _strided_places(sizes: Sequence[int], factor: int) -> list[int]:

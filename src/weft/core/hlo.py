@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from weft.core.mesh import Mesh
-from weft.errors import PlacementError, ShardTypeError, message
+from weft.errors import PlacementError, ShardTypeError
 
 __all__ = [
     "TileAssignment", "check_expressible", "read", "read_sizes", "read_tiles", "tile_assignment",
@@ -57,10 +57,9 @@ class TileAssignment:
         """
         if version not in (1, 2):
             raise PlacementError(
-                message("hlo_sharding(version)", f"there is no version {version!r}",
-                        "version 1 lists the devices, version 2 is the iota form",
-                        [repr(version)], "layout.hlo_sharding(version=2)")
-            )
+                "hlo_sharding(version)", f"there is no version {version!r}",
+                "version 1 lists the devices, version 2 is the iota form",
+                [repr(version)], "layout.hlo_sharding(version=2)")
         if math.prod(self.tiles) == 1:
             return "{replicated}"
         tiles = [*self.tiles, self.num_replicas] if self.num_replicas > 1 else self.tiles
@@ -73,12 +72,11 @@ class TileAssignment:
         radix = sorted(digits or (), key=lambda digit: -digit[1])
         if digits is None or not _is_radix(radix):
             raise PlacementError(
-                message("hlo_sharding(version=2)", f"the {self.mesh.size()} device ids of "
-                        f"{self.mesh} are no transposed iota",
-                        "version 2 describes devices 0..n-1 in the order of permuted axes",
-                        [f"devices {_commas(self.devices[:16])}, ..."],
-                        "layout.hlo_sharding(version=1)")
-            )
+                "hlo_sharding(version=2)", f"the {self.mesh.size()} device ids of "
+                f"{self.mesh} are no transposed iota",
+                "version 2 describes devices 0..n-1 in the order of permuted axes",
+                [f"devices {_commas(self.devices[:16])}, ..."],
+                "layout.hlo_sharding(version=1)")
         order = [radix.index(digit) for digit in digits]
         transposed = f"T({_commas(order)})" if order != sorted(order) else ""
         return f"<=[{_commas(size for size, _ in radix)}]{transposed}"
@@ -92,13 +90,12 @@ def check_expressible(layout: str, kinds: Collection[str], ragged: Sequence[str]
     """
     if kinds or ragged:
         raise PlacementError(
-            message("Layout.hlo_sharding()", f"{layout} has {len(kinds)} partial axes and "
-                    f"{len(ragged)} dims whose cuts are not flat",
-                    "XLA's op-sharding has no partial values, and cuts each dim by one "
-                    "ceiling over all its axes", [*kinds, *ragged],
-                    "use layout.placements, which says everything, or layout.spec with sizes; "
-                    'or cut flat, Layout(mesh, shape, spec, sizes={0: "flat"})')
-        )
+            "Layout.hlo_sharding()", f"{layout} has {len(kinds)} partial axes and "
+            f"{len(ragged)} dims whose cuts are not flat",
+            "XLA's op-sharding has no partial values, and cuts each dim by one "
+            "ceiling over all its axes", [*kinds, *ragged],
+            "use layout.placements, which says everything, or layout.spec with sizes; "
+            'or cut flat, Layout(mesh, shape, spec, sizes={0: "flat"})')
 
 
 def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment:
@@ -137,20 +134,18 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
     num_tiled = math.prod(tiles) * replicas
     if len(tiles) != ndim or not num_tiled == num_devices == mesh.size():
         raise PlacementError(
-            message(call, f"{text!r} has {len(tiles)} tile dims for {num_tiled} devices and lists "
-                    f"{num_devices}, the tensor has {ndim} dims and {mesh} {mesh.size()} devices",
-                    "there is one tile dim per tensor dim (and one for replicas), and the devices "
-                    "are those of the mesh", [text],
-                    f"a shape of {len(tiles)} dims, and a mesh of these devices")
-        )
+            call, f"{text!r} has {len(tiles)} tile dims for {num_tiled} devices and lists "
+            f"{num_devices}, the tensor has {ndim} dims and {mesh} {mesh.size()} devices",
+            "there is one tile dim per tensor dim (and one for replicas), and the devices "
+            "are those of the mesh", [text],
+            f"a shape of {len(tiles)} dims, and a mesh of these devices")
     positions = _positions(match, mesh, replicas)
     if positions is None:
         raise PlacementError(
-            message(call, f"{text!r} lists the devices of {mesh} in an order of their own",
-                    "the devices are those of the mesh, each once, in the order of whole axes",
-                    _wrong_devices(match, mesh) or [text],
-                    f"the devices in that order, Mesh(({mesh.size()},), ranks=(...))")
-        )
+            call, f"{text!r} lists the devices of {mesh} in an order of their own",
+            "the devices are those of the mesh, each once, in the order of whole axes",
+            _wrong_devices(match, mesh) or [text],
+            f"the devices in that order, Mesh(({mesh.size()},), ranks=(...))")
     return _axes_of_tiles(text, mesh, tiles, list(positions))
 
 
@@ -225,20 +220,18 @@ def _matched(text: str, call: str) -> re.Match[str] | None:
     # The parts of an op-sharding string; None for a replicated one.
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShardTypeError(
-            message(call, f"{text!r} is a {type(text).__name__}", "an op-sharding is given by its "
-                    "string", [repr(text)], '"{devices=[2,4]<=[8]}"')
-        )
+            call, f"{text!r} is a {type(text).__name__}", "an op-sharding is given by its "
+            "string", [repr(text)], '"{devices=[2,4]<=[8]}"')
     if re.fullmatch(r"\{\s*replicated\s*\}", text.strip()):
         return None
     match = re.fullmatch(_TEXT, text.strip())
     if match is None:
         raise PlacementError(
-            message(call, f"{text!r} is neither {{replicated}} nor {{devices=[tiles]...}}",
-                    "only tiled and replicated shardings of one tensor are layouts; maximal "
-                    "(one owner), manual, unknown, subgroup types and tuples are not", [text],
-                    "for one owner give explicit sizes, P('x') with sizes={0: (n, 0, ...)}; for "
-                    "a manual region use weft.local_map; else write a partition spec")
-        )
+            call, f"{text!r} is neither {{replicated}} nor {{devices=[tiles]...}}",
+            "only tiled and replicated shardings of one tensor are layouts; maximal "
+            "(one owner), manual, unknown, subgroup types and tuples are not", [text],
+            "for one owner give explicit sizes, P('x') with sizes={0: (n, 0, ...)}; for "
+            "a manual region use weft.local_map; else write a partition spec")
     return match
 
 
@@ -288,11 +281,10 @@ def _axes_of_tiles(
         dims.append(tuple(axes))
     if split:
         raise PlacementError(
-            message("Layout.from_hlo(text)", f"{text!r} cuts within an axis of {mesh}",
-                    "every tile is made of whole mesh axes", split,
-                    "name the axes by a mesh of smaller axes, Mesh({'a': 2, 'b': 4}) for [2,4]; "
-                    "or write a partition spec, P(...), over this mesh")
-        )
+            "Layout.from_hlo(text)", f"{text!r} cuts within an axis of {mesh}",
+            "every tile is made of whole mesh axes", split,
+            "name the axes by a mesh of smaller axes, Mesh({'a': 2, 'b': 4}) for [2,4]; "
+            "or write a partition spec, P(...), over this mesh")
     return tuple(dims)
 
 

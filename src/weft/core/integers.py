@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, cast
 
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 
 __all__ = ["integers", "lengths_of", "listed"]
 
@@ -19,9 +19,8 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise ShardTypeError(
-            message(call, f"{values!r}, of type {type(values).__name__}, is no sequence",
-                    f"{what} are given as a sequence of whole numbers", [repr(values)], fix)
-        )
+            call, f"{values!r}, of type {type(values).__name__}, is no sequence",
+            f"{what} are given as a sequence of whole numbers", [repr(values)], fix)
     given = tuple(cast(Iterable[Any], values))
     try:
         whole = tuple(map(index, given))
@@ -31,9 +30,8 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
         return whole
     bad = [f"{value!r} ({type(value).__name__})" for value in given if not _is_whole(value)]
     raise ShardTypeError(
-        message(call, f"{len(bad)} of {len(given)} entries are no whole numbers",
-                f"{what} are whole numbers", bad, fix)
-    )
+        call, f"{len(bad)} of {len(given)} entries are no whole numbers",
+        f"{what} are whole numbers", bad, fix)
 
 
 def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
@@ -47,10 +45,9 @@ def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
     negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]
     if negative:
         raise LayoutError(
-            message("Layout(shape)", f"{len(negative)} of {len(lengths)} lengths of {lengths} are "
-                    "negative", "a length is at least 0", negative,
-                    "Layout(mesh, (8, 16), P('dp'))")
-        )
+            "Layout(shape)", f"{len(negative)} of {len(lengths)} lengths of {lengths} are "
+            "negative", "a length is at least 0", negative,
+            "Layout(mesh, (8, 16), P('dp'))")
     return lengths
 
 

@@ -29,7 +29,7 @@ from weft.core.mesh import Mesh, as_mesh
 from weft.core.partition_spec import P
 from weft.core.placement import Placement
 from weft.core.torch_strided import check_torch_strided
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 
 __all__ = ["Box", "Dims", "Layout"]
 
@@ -327,10 +327,9 @@ class Layout(AsPicture):
         position = self.mesh.position_of_rank(rank)
         if position is None:
             raise LayoutError(
-                message(f"Layout.{call}(rank)", f"rank {rank} is not among the {self.mesh.size()} "
-                        f"devices of {self.mesh}", "only a rank of the mesh holds a box", [rank],
-                        f"layout.{call}({self.mesh.rank_at(0)})")
-            )
+                f"Layout.{call}(rank)", f"rank {rank} is not among the {self.mesh.size()} "
+                f"devices of {self.mesh}", "only a rank of the mesh holds a box", [rank],
+                f"layout.{call}({self.mesh.rank_at(0)})")
         return self.box_at(self.mesh.coordinate(position))
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, cast
 
 from weft.core.integers import integers, listed
-from weft.errors import MeshError, ShardTypeError, message
+from weft.errors import MeshError, ShardTypeError
 
 __all__ = ["AxisName", "Mesh", "as_mesh"]
 
@@ -79,12 +79,11 @@ class Mesh:
         wrong += [f"{rank} is negative" for rank in ids if rank < 0]
         if wrong or len(ids) != size:
             raise MeshError(
-                message("Mesh(ranks=)", f"{len(ids)} device ids, {different} of them different, "
-                        f"for a mesh of {size}",
-                        "a mesh holds each device once, has as many as the product of its axes, "
-                        "and ids are at least 0", wrong or [f"{len(ids)} ids"],
-                        f"Mesh({self._axes_repr()}, ranks=range({size}))")
-            )
+                "Mesh(ranks=)", f"{len(ids)} device ids, {different} of them different, "
+                f"for a mesh of {size}",
+                "a mesh holds each device once, has as many as the product of its axes, "
+                "and ids are at least 0", wrong or [f"{len(ids)} ids"],
+                f"Mesh({self._axes_repr()}, ranks=range({size}))")
         return None if ids == tuple(range(size)) else ids
 
     @property
@@ -137,11 +136,10 @@ class Mesh:
         unknown = [repr(name) for name, axis in zip(names, found, strict=True) if axis is None]
         if unknown:
             raise MeshError(
-                message(call, f"{len(unknown)} of {len(names)} names fit none of the {self.ndim} "
-                        f"axes of {self}",
-                        "an axis is named as the mesh names it, or by its number", unknown,
-                        f"one of {', '.join(map(repr, self.axis_names))}{self._how_to_name()}")
-            )
+                call, f"{len(unknown)} of {len(names)} names fit none of the {self.ndim} "
+                f"axes of {self}",
+                "an axis is named as the mesh names it, or by its number", unknown,
+                f"one of {', '.join(map(repr, self.axis_names))}{self._how_to_name()}")
         return found  # type: ignore[return-value]  # no None is left
 
     def _how_to_name(self) -> str:
@@ -211,10 +209,9 @@ class Mesh:
         ]
         if repeated:
             raise MeshError(
-                message(f"{self}[...]", f"{len(names)} names for {len(set(axes))} axes",
-                        "a slice names each axis once", repeated,
-                        f"mesh[{', '.join(repr(self.axis_names[a]) for a in dict.fromkeys(axes))}]")
-            )
+                f"{self}[...]", f"{len(names)} names for {len(set(axes))} axes",
+                "a slice names each axis once", repeated,
+                f"mesh[{', '.join(repr(self.axis_names[a]) for a in dict.fromkeys(axes))}]")
         sizes = tuple(self.axis_sizes[axis] for axis in axes)
         strides = tuple(self.axis_strides[axis] for axis in axes)
         kept = set(axes)
@@ -281,9 +278,8 @@ def as_mesh(value: Any, call: str = "mesh") -> Mesh:
         axes = zip(value.mesh_dim_names, sizes) if value.mesh_dim_names else sizes
         return Mesh(axes, ranks=value.mesh.flatten().tolist())
     raise ShardTypeError(
-        message(call, f"{value!r}, of type {kind.__name__}, is no mesh",
-                "a mesh is a weft.Mesh or a torch DeviceMesh", [repr(value)], _FIX)
-    )
+        call, f"{value!r}, of type {kind.__name__}, is no mesh",
+        "a mesh is a weft.Mesh or a torch DeviceMesh", [repr(value)], _FIX)
 
 
 def _parse_axes(axes: Any) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
@@ -302,18 +298,16 @@ def _parse_axes(axes: Any) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
         malformed = [repr(pair) for pair in pairs if len(listed(pair) or ()) != 2]
         if malformed:
             raise ShardTypeError(
-                message(call, f"{len(malformed)} of {len(pairs)} axes are no (name, size) pair",
-                        "axes are all named or all numbered", malformed, _FIX)
-            )
+                call, f"{len(malformed)} of {len(pairs)} axes are no (name, size) pair",
+                "axes are all named or all numbered", malformed, _FIX)
         names = tuple(name for name, _ in pairs)
         sizes = integers([size for _, size in pairs], call, "axis sizes", _FIX)
         _check_names(names)
     small = [f"{name}={size}" for name, size in zip(names, sizes) if size < 1]
     if small:
         raise MeshError(
-            message(call, f"{len(small)} of {len(sizes)} axes have a size below 1",
-                    "every mesh axis has at least one device", small, 'Mesh({"dp": 1})')
-        )
+            call, f"{len(small)} of {len(sizes)} axes have a size below 1",
+            "every mesh axis has at least one device", small, 'Mesh({"dp": 1})')
     return names, sizes
 
 
@@ -323,10 +317,9 @@ def _check_names(names: tuple[Any, ...]) -> None:
     wrong += [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
     if wrong:
         raise MeshError(
-            message("Mesh(axes)", f"{len(wrong)} of {len(names)} axis names will not do",
-                    "axis names are different, start with a letter, and go on with letters, "
-                    "digits and _ . : / -", wrong, f"{_FIX}; sizes alone number the axes")
-        )
+            "Mesh(axes)", f"{len(wrong)} of {len(names)} axis names will not do",
+            "axis names are different, start with a letter, and go on with letters, "
+            "digits and _ . : / -", wrong, f"{_FIX}; sizes alone number the axes")
 
 
 def _positions(ranks: tuple[int, ...] | None, size: int) -> range | dict[int, int]:

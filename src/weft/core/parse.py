@@ -25,7 +25,7 @@ from weft.core.mesh import Mesh
 from weft.core.partition_spec import P
 from weft.core.placement import Partial, Placement, Replicate, Shard, StridedShard
 from weft.core.reader import CLOSING, Call, Reader, UnreadableError
-from weft.errors import LayoutError, MeshError, PlacementError, WeftError, message
+from weft.errors import LayoutError, MeshError, PlacementError, WeftError
 
 __all__ = [
     "parse_layout", "parse_mesh", "parse_ranks", "parse_shape", "parse_sizes", "parse_spec",
@@ -61,10 +61,9 @@ def parse_mesh(text: str, ranks: Iterable[int] | None = None, call: str = "mesh"
     found = re.findall(r"([^\W\d][\w.]*)\W+(\d+)", inner)
     wrong = [repr(part.strip()) for part, match in zip(parts, named) if not match]
     raise MeshError(
-        message(call, f"{text!r} has {len(wrong)} of {len(parts)} parts that are no axis",
-                "a mesh is written as name=size, separated by commas, or as sizes alone", wrong,
-                ",".join(f"{name}={size}" for name, size in found) or "dp=2,tp=4")
-    )
+        call, f"{text!r} has {len(wrong)} of {len(parts)} parts that are no axis",
+        "a mesh is written as name=size, separated by commas, or as sizes alone", wrong,
+        ",".join(f"{name}={size}" for name, size in found) or "dp=2,tp=4")
 
 
 def parse_ranks(text: str, call: str = "ranks") -> tuple[int, ...]:
@@ -84,10 +83,9 @@ def parse_ranks(text: str, call: str = "ranks") -> tuple[int, ...]:
         ordered = (sorted(map(int, re.findall(r"\d+", part))) for part in parts)
         fixed = ["-".join(dict.fromkeys(map(str, (each[0], each[-1])))) for each in ordered if each]
         raise MeshError(
-            message(call, f"{text!r} has {len(wrong)} of {len(parts)} parts that are no ranks",
-                    "ranks are numbers and ranges first-last, separated by commas", wrong,
-                    ",".join(fixed) or "8-15")
-        )
+            call, f"{text!r} has {len(wrong)} of {len(parts)} parts that are no ranks",
+            "ranks are numbers and ranges first-last, separated by commas", wrong,
+            ",".join(fixed) or "8-15")
     return tuple(
         rank for span in spans if span
         for rank in range(int(span[1]), int(span[2] or span[1]) + 1)
@@ -111,10 +109,9 @@ def parse_shape(text: str, call: str = "shape") -> tuple[int, ...]:
         return tuple(map(int, parts))
     wrong = [repr(part.strip()) for part in parts if not _SIZE.fullmatch(part)]
     raise LayoutError(
-        message(call, f"{text!r} has {len(wrong)} of {len(parts)} parts that are no lengths",
-                "a shape is written as whole numbers, separated by commas", wrong,
-                ",".join(re.findall(r"\d+", text)) or "1024,4096")
-    )
+        call, f"{text!r} has {len(wrong)} of {len(parts)} parts that are no lengths",
+        "a shape is written as whole numbers, separated by commas", wrong,
+        ",".join(re.findall(r"\d+", text)) or "1024,4096")
 
 
 def parse_sizes(texts: Iterable[str], call: str = "sizes") -> dict[int, tuple[int, ...] | str]:
@@ -143,10 +140,9 @@ def parse_sizes(texts: Iterable[str], call: str = "sizes") -> dict[int, tuple[in
             numbers.insert(0, "0")
         fix = f"{numbers[0]}={','.join(numbers[1:])}" if len(numbers) > 1 else "0=6,3,4,7"
         raise LayoutError(
-            message(call, f"{len(wrong)} of {len(texts)} texts give no sizes of a dim of their own",
-                    "sizes are written as dim=size,size,... in shard order, or dim=balanced, "
-                    "dim=flat; each dim once", wrong, fix)
-        )
+            call, f"{len(wrong)} of {len(texts)} texts give no sizes of a dim of their own",
+            "sizes are written as dim=size,size,... in shard order, or dim=balanced, "
+            "dim=flat; each dim once", wrong, fix)
     return found
 
 
@@ -199,24 +195,21 @@ def read_layout(
     is_own, is_hlo = _OWN_TEXT.match(text), text.lstrip().startswith("{")
     if sizes and (is_own or is_hlo):
         raise PlacementError(
-            message(call, f"{text!r} and sizes for {len(sizes)} dims",
-                    "a layout's own text, or an op-sharding, says where it cuts, so it takes no "
-                    "sizes", [f"{dim}={size}" for dim, size in sizes.items()], text)
-        )
+            call, f"{text!r} and sizes for {len(sizes)} dims",
+            "a layout's own text, or an op-sharding, says where it cuts, so it takes no "
+            "sizes", [f"{dim}={size}" for dim, size in sizes.items()], text)
     if is_own:
         layout, dtype = parse_layout(text, mesh, call)
         if shape in (None, layout.shape):
             return layout, dtype
         raise LayoutError(
-            message(call, f"{text!r} has shape {layout.shape}, beside shape {shape}",
-                    "a layout's own text says the shape", [shape], text)
-        )
+            call, f"{text!r} has shape {layout.shape}, beside shape {shape}",
+            "a layout's own text says the shape", [shape], text)
     if shape is None:
         raise LayoutError(
-            message(call, f"{text!r} has no shape, and none is given",
-                    "a spec says which axes shard, so it needs a global shape; a layout's own text "
-                    "has one", [text], f"--shape 1024,4096 {call} {shlex.quote(text)}")
-        )
+            call, f"{text!r} has no shape, and none is given",
+            "a spec says which axes shard, so it needs a global shape; a layout's own text "
+            "has one", [text], f"--shape 1024,4096 {call} {shlex.quote(text)}")
     if is_hlo:
         return Layout.from_hlo(text, mesh, shape), None
     return Layout(mesh, shape, parse_spec(text, call), sizes or None), None
@@ -237,12 +230,11 @@ def _read(text: str, call: str, form: Callable[[Reader], T]) -> T:
         if call.startswith("--"):  # an option of a command: a shell reads it
             fix = f"{call} {shlex.quote(fix)}"
         raise PlacementError(
-            message(call, f"{text!r} cannot be read: {error}",
-                    "it is written as weft prints it: a spec P(dp, None, (tp,sp), "
-                    "partial={cp: sum}), placements [Shard(0), Replicate(), Partial(sum)], or a "
-                    "layout's text [8@dp, 16@(tp,sp)] partial(sum@cp)", [repr(text)],
-                    fix)
-        ) from None
+            call, f"{text!r} cannot be read: {error}",
+            "it is written as weft prints it: a spec P(dp, None, (tp,sp), "
+            "partial={cp: sum}), placements [Shard(0), Replicate(), Partial(sum)], or a "
+            "layout's text [8@dp, 16@(tp,sp)] partial(sum@cp)", [repr(text)],
+            fix) from None
 
 
 def _corrected(text: str, form: Callable[[Reader], object]) -> str:

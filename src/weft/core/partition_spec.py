@@ -8,7 +8,7 @@ from typing import Any, overload
 from weft.core.integers import listed
 from weft.core.mesh import AxisName
 from weft.core.placement import Partial
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 
 __all__ = ["P", "SpecEntry", "SpecItem"]
 
@@ -60,10 +60,9 @@ class P(Sequence[SpecItem]):
         given: Any = partial
         if given is not None and not isinstance(given, Mapping):
             raise ShardTypeError(
-                message("P(partial=)", f"{partial!r} is of type {type(partial).__name__}",
-                        "partial is a map axis -> kind of reduction", [repr(partial)],
-                        'P("dp", partial={"cp": "sum"})')
-            )
+                "P(partial=)", f"{partial!r} is of type {type(partial).__name__}",
+                "partial is a map axis -> kind of reduction", [repr(partial)],
+                'P("dp", partial={"cp": "sum"})')
         kinds = {axis: Partial(kind).reduce_op for axis, kind in (partial or {}).items()}
         self.partial = tuple(sorted(kinds.items(), key=lambda item: str(item[0])))
 
@@ -109,7 +108,6 @@ def _entry(entry: Any) -> SpecEntry:
     ):
         return tuple(axes)
     raise ShardTypeError(
-        message("P(*entries)", f"entry {entry!r} is of type {type(entry).__name__}",
-                "an entry is an axis name or number, a tuple of them, or None", [repr(entry)],
-                'P(("dp", "tp"), None)')
-    )
+        "P(*entries)", f"entry {entry!r} is of type {type(entry).__name__}",
+        "an entry is an axis name or number, a tuple of them, or None", [repr(entry)],
+        'P(("dp", "tp"), None)')

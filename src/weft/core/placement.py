@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from weft.core.integers import integers, listed
-from weft.errors import PlacementError, ShardTypeError, message
+from weft.errors import PlacementError, ShardTypeError
 
 __all__ = [
     "KINDS", "Partial", "Placement", "Replicate", "Shard", "StridedShard", "as_placement",
@@ -136,11 +136,10 @@ class StridedShard(Placement):
                  "split_factor and skip", fix)
         if self.split_factor < 1 or self.skip < 0:
             raise PlacementError(
-                message("StridedShard(dim, split_factor)",
-                        f"split_factor is {self.split_factor}, skip is {self.skip}",
-                        "split_factor is a product of axis sizes, at least 1; skip at least 0",
-                        [repr(self)], fix)
-            )
+                "StridedShard(dim, split_factor)",
+                f"split_factor is {self.split_factor}, skip is {self.skip}",
+                "split_factor is a product of axis sizes, at least 1; skip at least 0",
+                [repr(self)], fix)
 
     def is_shard(self, dim: int | None = None) -> bool:
         return dim is None or dim == self.dim
@@ -194,10 +193,9 @@ class Partial(Placement):
         if self.reduce_op not in KINDS:
             meant = _ALSO_CALLED.get(str(self.reduce_op), "sum")
             raise PlacementError(
-                message("Partial(reduce_op)", f"{self.reduce_op!r} is none of {len(KINDS)} kinds",
-                        f"the kinds of reduction are {', '.join(KINDS)}", [repr(self.reduce_op)],
-                        f'Partial("{meant}")')
-            )
+                "Partial(reduce_op)", f"{self.reduce_op!r} is none of {len(KINDS)} kinds",
+                f"the kinds of reduction are {', '.join(KINDS)}", [repr(self.reduce_op)],
+                f'Partial("{meant}")')
 
     def is_partial(self, reduce_op: str | None = None) -> bool:
         return reduce_op is None or reduce_op == self.reduce_op
@@ -241,10 +239,9 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
             pass
     hint = f"P({value!r})" if isinstance(value, str) else "[Shard(0), Replicate()]"
     raise ShardTypeError(
-        message(call, f"{value!r}, of type {type(value).__name__}, is no placement",
-                "a placement is Shard(dim), Replicate() or Partial(kind), one per mesh axis",
-                [repr(value)], hint)
-    )
+        call, f"{value!r}, of type {type(value).__name__}, is no placement",
+        "a placement is Shard(dim), Replicate() or Partial(kind), one per mesh axis",
+        [repr(value)], hint)
 
 
 def is_placements(value: Any) -> bool:
@@ -273,9 +270,8 @@ def _check_shard(name: str, shard: Shard | StridedShard) -> None:
     dim: Any = shard.dim
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShardTypeError(
-            message(f"{name}(dim)", f"dim is {shard.dim!r}, of type {type(shard.dim).__name__}",
-                    "a tensor dim is a whole number", [repr(shard.dim)], f"{name}(0)")
-        )
+            f"{name}(dim)", f"dim is {shard.dim!r}, of type {type(shard.dim).__name__}",
+            "a tensor dim is a whole number", [repr(shard.dim)], f"{name}(0)")
     if shard.sizes is not None:
         sizes = integers(shard.sizes, f"{name}(sizes=)", "shard sizes", "Shard(0, sizes=(6, 14))")
         object.__setattr__(shard, "sizes", sizes)

@@ -13,7 +13,7 @@ from itertools import product
 from weft.core.cuts import default_interval
 from weft.core.mesh import Mesh
 from weft.core.placement import Placement, StridedShard
-from weft.errors import PlacementError, message
+from weft.errors import PlacementError
 
 __all__ = ["check_torch_strided"]
 
@@ -38,11 +38,10 @@ def check_torch_strided(
     ]
     if wrong:
         raise PlacementError(
-            message("placements", f"torch's _StridedShard cuts {len(wrong)} dims of shape "
-                    f"{tuple(shape)} into parts that are no boxes of an order of axes",
-                    "a torch _StridedShard is accepted where both mean the same boxes", wrong,
-                    "weft's own StridedShard, or a partition spec, says an order of axes")
-        )
+            "placements", f"torch's _StridedShard cuts {len(wrong)} dims of shape "
+            f"{tuple(shape)} into parts that are no boxes of an order of axes",
+            "a torch _StridedShard is accepted where both mean the same boxes", wrong,
+            "weft's own StridedShard, or a partition spec, says an order of axes")
 
 
 def _is_order(

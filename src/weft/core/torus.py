@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 
 __all__ = ["Assignment", "assign", "devices_in_order", "in_blocks"]
 
@@ -41,21 +41,19 @@ def assign(physical: Sequence[int], logical: Sequence[int], split: bool = False)
     """
     if math.prod(physical) != math.prod(logical):
         raise MeshError(
-            message("hybrid_mesh", f"{math.prod(physical)} devices in a torus {tuple(physical)}, "
-                    f"{math.prod(logical)} in the mesh {tuple(logical)}",
-                    "the mesh holds every device of the torus once", [tuple(logical)],
-                    "lengths whose product is that of the torus")
-        )
+            "hybrid_mesh", f"{math.prod(physical)} devices in a torus {tuple(physical)}, "
+            f"{math.prod(logical)} in the mesh {tuple(logical)}",
+            "the mesh holds every device of the torus once", [tuple(logical)],
+            "lengths whose product is that of the torus")
     whole = _whole(physical, logical)
     if whole is not None:
         return whole
     if not split:
         raise MeshError(
-            message("hybrid_mesh", f"no whole axes of the torus {tuple(physical)} make up each of "
-                    f"the lengths {tuple(logical)}", "a logical axis takes physical "
-                    "axes whole, unless they may be split",
-                    [tuple(logical)], "split=True")
-        )
+            "hybrid_mesh", f"no whole axes of the torus {tuple(physical)} make up each of "
+            f"the lengths {tuple(logical)}", "a logical axis takes physical "
+            "axes whole, unless they may be split",
+            [tuple(logical)], "split=True")
     return _split(physical, logical)
 
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from weft.comm.alone import is_alone
 from weft.comm.collective_call import timeout
 from weft.core.layout import Box
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor
 from weft.tensor.placing.construct import deepcopy
 from weft.tensor.placing.layouts import local_to_sharded
@@ -81,10 +81,9 @@ def boxes_of(
     layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:
         raise UnsupportedOpError(
-            message(call, f"a tensor is {layout}, of which each rank holds a partial value",
-                    "a checkpoint holds values", [str(layout)],
-                    "x.redistribute(placements=P()), or another spec without partial axes")
-        )
+            call, f"a tensor is {layout}, of which each rank holds a partial value",
+            "a checkpoint holds values", [str(layout)],
+            "x.redistribute(placements=P()), or another spec without partial axes")
     if mesh.here is None:
         return []
     if not tensor.numel():

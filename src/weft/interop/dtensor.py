@@ -24,7 +24,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, Mesh, Partial, Placement, Replicate, Shard, StridedShard
 from weft.core.arguments import MeshLike, also_called
 from weft.core.torch_strided import check_torch_strided
-from weft.errors import LayoutError, MeshError, PlacementError, ShardTypeError, message
+from weft.errors import LayoutError, MeshError, PlacementError, ShardTypeError
 from weft.tensor import ShardTensor, hooks
 from weft.tensor.modes import STRICT
 from weft.tensor.placing import foreign
@@ -59,10 +59,9 @@ def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
     call = "from_dtensor(dtensor)"
     if not foreign.is_foreign(dtensor):
         raise ShardTypeError(
-            message(call, f"it is a {type(dtensor).__name__}", "from_dtensor takes torch's DTensor",
-                    [type(dtensor).__name__], "weft.distribute_tensor(x, mesh, placements), or "
-                    "weft.ShardTensor.from_local(x, mesh, placements)")
-        )
+            call, f"it is a {type(dtensor).__name__}", "from_dtensor takes torch's DTensor",
+            [type(dtensor).__name__], "weft.distribute_tensor(x, mesh, placements), or "
+            "weft.ShardTensor.from_local(x, mesh, placements)")
     bound = _mesh_for(dtensor.device_mesh, mesh, call)
     order = getattr(dtensor._spec, "shard_order", None)
     layout = _layout_of(bound.abstract, dtensor.shape, dtensor.placements, order)
@@ -74,13 +73,12 @@ def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
     local = _Entering.apply(dtensor, landed, layout) if grad else landed.detach()
     if bound.here is not None and tuple(local.shape) != layout.local_shape_at(bound.here):
         raise LayoutError(
-            message(call, f"rank {bound.rank} holds shape {tuple(local.shape)}, the placements "
-                    f"give it {layout.local_shape_at(bound.here)} of {layout}",
-                    "DTensor cuts as torch.chunk; made from uneven local tensors without shape= it "
-                    "has another global shape than they add up to", [bound.rank],
-                    "weft.ShardTensor.from_local(d.to_local(), mesh, placements), which asks the "
-                    "ranks for their sizes")
-        )
+            call, f"rank {bound.rank} holds shape {tuple(local.shape)}, the placements "
+            f"give it {layout.local_shape_at(bound.here)} of {layout}",
+            "DTensor cuts as torch.chunk; made from uneven local tensors without shape= it "
+            "has another global shape than they add up to", [bound.rank],
+            "weft.ShardTensor.from_local(d.to_local(), mesh, placements), which asks the "
+            "ranks for their sizes")
     return ShardTensor.from_local(local, bound, layout, stride=dtensor.stride())
 
 
@@ -107,10 +105,9 @@ def to_dtensor(tensor: ShardTensor, mesh: MeshLike | None = None) -> Any:
     call = "to_dtensor(tensor)"
     if type(tensor) is not ShardTensor:
         raise ShardTypeError(
-            message(call, f"it is a {type(tensor).__name__}", "to_dtensor takes a ShardTensor",
-                    [type(tensor).__name__],
-                    "torch.distributed.tensor.distribute_tensor(x, mesh, placements)")
-        )
+            call, f"it is a {type(tensor).__name__}", "to_dtensor takes a ShardTensor",
+            [type(tensor).__name__],
+            "torch.distributed.tensor.distribute_tensor(x, mesh, placements)")
     layout, own = tensor.sharding, tensor.device_mesh
     placements, value = _spelled(layout)
     _check_ascends(own.abstract)
@@ -182,13 +179,12 @@ def _layout_of(mesh: Mesh, shape: tuple[int, ...], placements: Any, order: Any) 
         layout = Layout(mesh, shape, placements)
     except (PlacementError, ShardTypeError) as error:
         raise PlacementError(
-            message("from_dtensor(dtensor)", f"a DTensor of shape {tuple(shape)} has the "
-                    f"placements {list(map(str, placements))}",
-                    "a placement is Shard, an order of axes by _StridedShard, Replicate, or "
-                    "Partial of a kind; masked partial values and flattened dims are none of these",
-                    [str(error).splitlines()[0]],
-                    "weft.from_dtensor(d.redistribute(placements=[Replicate(), ...]))")
-        ) from error
+            "from_dtensor(dtensor)", f"a DTensor of shape {tuple(shape)} has the "
+            f"placements {list(map(str, placements))}",
+            "a placement is Shard, an order of axes by _StridedShard, Replicate, or "
+            "Partial of a kind; masked partial values and flattened dims are none of these",
+            [str(error).splitlines()[0]],
+            "weft.from_dtensor(d.redistribute(placements=[Replicate(), ...]))") from error
     if order is None:
         return layout
     dims: list[tuple[int, ...]] = [()] * layout.ndim
@@ -205,11 +201,10 @@ def _mesh_for(theirs: Any, asked: Any, call: str) -> BoundMesh:
     other = as_bound_mesh(asked, call)
     if not _same_ranks(mesh, other):
         raise MeshError(
-            message(call, f"the DTensor's mesh is {mesh!r}, the other one is {other!r}",
-                    "both meshes have the same sizes and ranks; only names may differ",
-                    [repr(mesh.abstract), repr(other.abstract)],
-                    "x.redistribute(mesh, placements) moves a ShardTensor to another mesh")
-        )
+            call, f"the DTensor's mesh is {mesh!r}, the other one is {other!r}",
+            "both meshes have the same sizes and ranks; only names may differ",
+            [repr(mesh.abstract), repr(other.abstract)],
+            "x.redistribute(mesh, placements) moves a ShardTensor to another mesh")
     return other
 
 
@@ -237,23 +232,21 @@ def _check_ascends(mesh: Mesh) -> None:
     ]
     if wrong:
         raise MeshError(
-            message("to_dtensor(tensor)", f"the mesh is {mesh!r}, along {len(wrong)} axes of which "
-                    "ranks do not ascend",
-                    "DTensor gathers in ascending order of ranks, whatever their coordinates",
-                    wrong, "to_dtensor(x.redistribute(weft.init_mesh(axes, ranks=sorted(ranks)), "
-                    "x.placements))")
-        )
+            "to_dtensor(tensor)", f"the mesh is {mesh!r}, along {len(wrong)} axes of which "
+            "ranks do not ascend",
+            "DTensor gathers in ascending order of ranks, whatever their coordinates",
+            wrong, "to_dtensor(x.redistribute(weft.init_mesh(axes, ranks=sorted(ranks)), "
+            "x.placements))")
 
 
 def _check_gradient(call: str, layout: Layout, fix: str) -> None:
     wrong = _named(layout, [kind not in (None, "sum", "avg") for kind in layout.partial])
     if wrong:
         raise PlacementError(
-            message(call, f"the tensor is {layout} and requires a gradient",
-                    "partial sums and means have the gradient of the value; partial values of "
-                    "other kinds have gradients of their own, in which the two libraries differ",
-                    wrong, fix)
-        )
+            call, f"the tensor is {layout} and requires a gradient",
+            "partial sums and means have the gradient of the value; partial values of "
+            "other kinds have gradients of their own, in which the two libraries differ",
+            wrong, fix)
 
 
 @lru_cache(maxsize=4096)
@@ -285,12 +278,11 @@ def _check_says(layout: Layout) -> None:
     if wrong:
         placements = _nearest(layout).placements
         raise PlacementError(
-            message("to_dtensor(tensor)", f"the tensor is {layout}, of which DTensor's placements "
-                    f"cannot express {len(wrong)} parts",
-                    "DTensor cuts as torch.chunk, in the order of mesh axes (in another one where "
-                    f"shards are even), and has one kind of {', '.join(_KINDS)}", wrong,
-                    f"weft.to_dtensor(x.redistribute(placements={list(placements)}))")
-        )
+            "to_dtensor(tensor)", f"the tensor is {layout}, of which DTensor's placements "
+            f"cannot express {len(wrong)} parts",
+            "DTensor cuts as torch.chunk, in the order of mesh axes (in another one where "
+            f"shards are even), and has one kind of {', '.join(_KINDS)}", wrong,
+            f"weft.to_dtensor(x.redistribute(placements={list(placements)}))")
 
 
 def _says_order(layout: Layout, dim: int) -> bool:

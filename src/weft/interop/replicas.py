@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 from weft.interop.wrappers import refuse_inputs, refuse_wrapped
 from weft.tensor import ShardTensor
 from weft.tensor.backward import running
@@ -107,11 +107,10 @@ def _check_alike(module: nn.Module, group: Any) -> None:
     ]
     if wrong:
         raise ModuleError(
-            message(_CALL, f"{len(wrong)} of {len(told)} ranks of the process group hold other "
-                    f"blocks than rank {ranks[0]}",
-                    "the ranks of the group hold the same blocks of copies of one module", wrong,
-                    'process_group=mesh.get_group("dp"), and the module on mesh["tp"]')
-        )
+            _CALL, f"{len(wrong)} of {len(told)} ranks of the process group hold other "
+            f"blocks than rank {ranks[0]}",
+            "the ranks of the group hold the same blocks of copies of one module", wrong,
+            'process_group=mesh.get_group("dp"), and the module on mesh["tp"]')
 
 
 def _block(tensor: torch.Tensor) -> torch.Tensor:

@@ -137,10 +137,9 @@ def _mesh_of(tensors: Any) -> BoundMesh | None:
     meshes = {one._meta.mesh: None for one in values if type(one) is ShardTensor}
     if len(meshes) > 1:
         raise LayoutError(
-            message("save_file(tensors)", f"{len(meshes)} meshes hold the ShardTensors",
-                    "the ranks of one mesh write a file together", list(map(repr, meshes)),
-                    "a file for each mesh, or x.redistribute(mesh, placements) first")
-        )
+            "save_file(tensors)", f"{len(meshes)} meshes hold the ShardTensors",
+            "the ranks of one mesh write a file together", list(map(repr, meshes)),
+            "a file for each mesh, or x.redistribute(mesh, placements) first")
     return next(iter(meshes), None)
 
 
@@ -175,11 +174,10 @@ def _write(
     told = exchanged(call, mesh, [filename, head], fault)
     if any(one[1] != told[0][1] for one in told):
         raise LayoutError(
-            message(call, f"{len(told)} ranks write {len({one[1] for one in told})} different "
-                    "files", "ranks write the same names, dtypes, shapes and metadata into one "
-                    "file", [f"rank {mesh.rank_at(at)}: {len(one[1])} bytes of header"
-                             for at, one in enumerate(told)], "the same state dict on all ranks")
-        )
+            call, f"{len(told)} ranks write {len({one[1] for one in told})} different "
+            "files", "ranks write the same names, dtypes, shapes and metadata into one "
+            "file", [f"rank {mesh.rank_at(at)}: {len(one[1])} bytes of header"
+                     for at, one in enumerate(told)], "the same state dict on all ranks")
     filename, end = told[0][0], max((stop for _, stop in places.values()), default=0)
     if mesh.rank == mesh.rank_at(0):
         fault = _tried(_made, filename, head, len(head) + end)
@@ -217,9 +215,8 @@ def _dtype(name: str, tensor: Any) -> str:
     found = _NAMES.get(str(tensor.dtype).removeprefix("torch."))
     if found is None:
         raise LayoutError(
-            message("save_file(tensors)", f"{name} is of {tensor.dtype}",
-                    f"the format has {', '.join(_NAMES)}", [name], "x.to(dtype)")
-        )
+            "save_file(tensors)", f"{name} is of {tensor.dtype}",
+            f"the format has {', '.join(_NAMES)}", [name], "x.to(dtype)")
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from weft.core import P
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError
 from weft.interop.zero_bubble import detachable
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
@@ -56,11 +56,10 @@ def refuse_inputs(original: Any, wrapper: Any, *inputs: Any, **kwargs: Any) -> A
     given = [one for one in flatten((inputs, kwargs)) if type(one) is ShardTensor]
     if given:
         raise ModuleError(
-            message("DistributedDataParallel.forward(...)", f"{len(given)} of its inputs are "
-                    "ShardTensors", "weft sums the gradients of replicated parameters over the "
-                    "mesh, plain ones too", [str(one.sharding) for one in given],
-                    f"call the module itself, without the wrapper\n{_LIBRARIES}")
-        )
+            "DistributedDataParallel.forward(...)", f"{len(given)} of its inputs are "
+            "ShardTensors", "weft sums the gradients of replicated parameters over the "
+            "mesh, plain ones too", [str(one.sharding) for one in given],
+            f"call the module itself, without the wrapper\n{_LIBRARIES}")
     return original(wrapper, *inputs, **kwargs)
 
 
@@ -81,15 +80,14 @@ def refuse_wrapped(call: str, given: Any) -> None:
     held = [f"{name}: {one.sharding}" for name, one in tensors if isinstance(one, ShardTensor)]
     if held:
         raise ModuleError(
-            message(call, f"{len(held)} of {len(tensors)} parameters and buffers are ShardTensors",
-                    "a module on a mesh needs no wrapper: weft sums the gradients of replicated "
-                    "parameters over the mesh, and gathers those that are sharded for their use",
-                    held[:8] + [f"and {len(held) - 8} more"] * (len(held) > 8),
-                    "leave the wrapper out. With the batch sharded over dp, "
-                    'weft.distribute_module(module, mesh, shardings={"*": P("dp")}) does what '
-                    f"fully_shard does, and without shardings= what DDP does\n{_table(tensors)}"
-                    f"{_LIBRARIES}")
-        )
+            call, f"{len(held)} of {len(tensors)} parameters and buffers are ShardTensors",
+            "a module on a mesh needs no wrapper: weft sums the gradients of replicated "
+            "parameters over the mesh, and gathers those that are sharded for their use",
+            held[:8] + [f"and {len(held) - 8} more"] * (len(held) > 8),
+            "leave the wrapper out. With the batch sharded over dp, "
+            'weft.distribute_module(module, mesh, shardings={"*": P("dp")}) does what '
+            f"fully_shard does, and without shardings= what DDP does\n{_table(tensors)}"
+            f"{_LIBRARIES}")
 
 
 def _table(tensors: list[tuple[str, Any]]) -> str:

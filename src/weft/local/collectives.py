@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.comm import BoundMesh, source_line
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.local.permute import Permute, as_pairs
 from weft.local.region import Axes, axes_of, mesh_of_region
 from weft.tensor.placing.transitions import transition_between
@@ -169,10 +169,9 @@ def reduce_scatter(
     dim = _dim(x, dim, "reduce_scatter")
     if not tiled and x.shape[dim] != sub.size():
         raise LayoutError(
-            message("reduce_scatter(tiled=False)", f"dim {dim} has length {x.shape[dim]}, and "
-                    f"there are {sub.size()} ranks along {axes!r}", "each rank takes one index of "
-                    "the dim", [tuple(x.shape)], "reduce_scatter(x, axes, dim)")
-        )
+            "reduce_scatter(tiled=False)", f"dim {dim} has length {x.shape[dim]}, and "
+            f"there are {sub.size()} ranks along {axes!r}", "each rank takes one index of "
+            "the dim", [tuple(x.shape)], "reduce_scatter(x, axes, dim)")
     src = Layout.replicated(sub.abstract, x.shape).with_partial(range(sub.ndim))
     dst = _cut_whole(sub, x.shape, dim, sizes, "reduce_scatter")
     out = _moved(x, sub, src, dst, "reduce_scatter")
@@ -245,12 +244,11 @@ def _along(
     """
     if isinstance(x, ShardTensor):
         raise ShardTypeError(
-            message(f"{call}(x)", f"x is a ShardTensor {x.sharding}",
-                    "a collective takes what this rank holds; a ShardTensor is one global value, "
-                    "the same on all ranks", [str(x.sharding)],
-                    f"inside of weft.local_map, or {call}(x.to_local(), {axes!r}); "
-                    "x.redistribute(placements=...) moves a ShardTensor")
-        )
+            f"{call}(x)", f"x is a ShardTensor {x.sharding}",
+            "a collective takes what this rank holds; a ShardTensor is one global value, "
+            "the same on all ranks", [str(x.sharding)],
+            f"inside of weft.local_map, or {call}(x.to_local(), {axes!r}); "
+            "x.redistribute(placements=...) moves a ShardTensor")
     whole = mesh_of_region(mesh, call)
     numbers = axes_of(whole, axes, call)
     known = whole.cache.setdefault("along", {})
@@ -289,9 +287,8 @@ def _moved(x: Tensor, sub: BoundMesh, src: Layout, dst: Layout, call: str) -> Te
 def _dim(x: Tensor, dim: int, call: str) -> int:
     if not -x.ndim <= dim < x.ndim:
         raise LayoutError(
-            message(f"{call}(dim={dim})", f"x has {x.ndim} dims", "a dim is one of the tensor's",
-                    [dim], f"one of {list(range(x.ndim))}")
-        )
+            f"{call}(dim={dim})", f"x has {x.ndim} dims", "a dim is one of the tensor's",
+            [dim], f"one of {list(range(x.ndim))}")
     return dim % x.ndim
 
 
@@ -311,12 +308,11 @@ def _cut(
         others = {(*shape[:dim], "*", *shape[dim + 1:], dtype) for shape, dtype in all_of}  # type: ignore
         if len(others) > 1:
             raise LayoutError(
-                message(f"{call}(dim={dim})", f"{len(others)} different blocks along axes "
-                        f"{sub.axis_names}", "blocks differ in their length along that dim alone",
-                        [f"place {at}: {shape} {dtype}"
-                         for at, (shape, dtype) in enumerate(all_of)],  # type: ignore[misc]
-                        "pad or reshape them before the call")
-            )
+                f"{call}(dim={dim})", f"{len(others)} different blocks along axes "
+                f"{sub.axis_names}", "blocks differ in their length along that dim alone",
+                [f"place {at}: {shape} {dtype}"
+                 for at, (shape, dtype) in enumerate(all_of)],  # type: ignore[misc]
+                "pad or reshape them before the call")
     shape = list(x.shape)
     shape[dim] = sum(sizes)
     return _cut_whole(sub, shape, dim, sizes, call)

@@ -10,7 +10,7 @@ from torch.utils import _pytree
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.local.region import region
 from weft.local.sides import entered, left, mesh_of, spread
 from weft.tensor import ShardTensor
@@ -90,15 +90,13 @@ class ByTorchsNames:
             found.append(due)
         if bare:
             raise ShardTypeError(
-                message(call, f"{len(bare)} ShardTensors have no placements",
-                        "None is for leaves that are no ShardTensors", bare,
-                        "in_placements=None takes all of them in their layouts")
-            )
+                call, f"{len(bare)} ShardTensors have no placements",
+                "None is for leaves that are no ShardTensors", bare,
+                "in_placements=None takes all of them in their layouts")
         if moved:
             raise LayoutError(
-                message(call, f"{len(moved)} of {len(given)} leaves have other placements",
-                        "without redistribute_inputs, arguments already have their in_placements",
-                        moved,
-                        "local_map(..., redistribute_inputs=True)")
-            )
+                call, f"{len(moved)} of {len(given)} leaves have other placements",
+                "without redistribute_inputs, arguments already have their in_placements",
+                moved,
+                "local_map(..., redistribute_inputs=True)")
         return found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.core.arguments import MeshLike
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.local.leaf_by_leaf import ByTorchsNames
 from weft.local.region import region
 from weft.local.sides import entered, left, mesh_of, spread
@@ -127,23 +127,21 @@ def local_map(
 def _refuse_positional(positional: tuple[Any, ...]) -> None:
     if positional:
         raise ShardTypeError(
-            message("local_map(fn, ...)", f"{len(positional)} positional arguments follow fn",
-                    "torch's order is (out_placements, in_placements), JAX's is (in_specs, "
-                    "out_specs): what follows fn is given by name",
-                    [repr(one) for one in positional],
-                    "local_map(fn, in_specs=..., out_specs=...), or in_placements=..., "
-                    "out_placements=...")
-        )
+            "local_map(fn, ...)", f"{len(positional)} positional arguments follow fn",
+            "torch's order is (out_placements, in_placements), JAX's is (in_specs, "
+            "out_specs): what follows fn is given by name",
+            [repr(one) for one in positional],
+            "local_map(fn, in_specs=..., out_specs=...), or in_placements=..., "
+            "out_placements=...")
 
 
 def _one(ours: str, first: Any, torchs: str, second: Any) -> Any:
     """The value that was given by one of two names."""
     if first is not None and second is not None:
         raise ShardTypeError(
-            message(f"local_map({ours}=, {torchs}=)", "both are given",
-                    f"{torchs} is torch's name of {ours}, which is given once", [ours, torchs],
-                    f"local_map(..., {ours}=...)")
-        )
+            f"local_map({ours}=, {torchs}=)", "both are given",
+            f"{torchs} is torch's name of {ours}, which is given once", [ours, torchs],
+            f"local_map(..., {ours}=...)")
     return second if first is None else first
 
 
@@ -152,8 +150,7 @@ def _refuse_mixed(in_specs: Any, out_specs: Any) -> None:
     given = [name for name, one in ours.items() if one is not None]
     if given:
         raise ShardTypeError(
-            message("local_map()", f"{', '.join(given)} stands beside torch's names",
-                    "in_specs and out_specs are for arguments and results, in_placements and "
-                    "out_placements for each leaf of them, as in torch", given,
-                    "local_map(fn, in_placements=..., out_placements=...)")
-        )
+            "local_map()", f"{', '.join(given)} stands beside torch's names",
+            "in_specs and out_specs are for arguments and results, in_placements and "
+            "out_placements for each leaf of them, as in torch", given,
+            "local_map(fn, in_placements=..., out_placements=...)")

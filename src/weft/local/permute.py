@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from weft.comm import Communicator
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 from weft.ops.all_to_all import AllToAll
 
 __all__ = ["Permute", "as_pairs"]
@@ -33,12 +33,11 @@ def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
     ]
     if outside or twice:
         raise LayoutError(
-            message("ppermute(perm)", f"{len(outside)} pairs name no place of 0 to {size - 1}, "
-                    f"{len(set(twice))} name a place that another pair names on the same side",
-                    "each place sends to one place at most and receives from one at most",
-                    [*outside, *dict.fromkeys(twice)],
-                    f"[(i, (i + 1) % {size}) for i in range({size})]")
-        )
+            "ppermute(perm)", f"{len(outside)} pairs name no place of 0 to {size - 1}, "
+            f"{len(set(twice))} name a place that another pair names on the same side",
+            "each place sends to one place at most and receives from one at most",
+            [*outside, *dict.fromkeys(twice)],
+            f"[(i, (i + 1) % {size}) for i in range({size})]")
     return pairs
 
 

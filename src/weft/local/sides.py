@@ -10,7 +10,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, is_placements
-from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError, message
+from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError
 from weft.local.region import mesh_of_region
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
@@ -28,10 +28,9 @@ def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
     bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh, name)
     if bound.here is None:
         raise MeshError(
-            message(name, f"rank {bound.rank} is outside {bound.abstract!r}",
-                    "the ranks of the mesh run it, each on its local tensors", [bound.rank],
-                    "if mesh.get_coordinate() is not None: ...")
-        )
+            name, f"rank {bound.rank} is outside {bound.abstract!r}",
+            "the ranks of the mesh run it, each on its local tensors", [bound.rank],
+            "if mesh.get_coordinate() is not None: ...")
     return bound
 
 
@@ -45,16 +44,14 @@ def spread(specs: Any, values: Sequence[Any], call: str, what: str) -> list[Spec
         return [specs] * len(values)
     if not isinstance(specs, (list, tuple)) or not all(map(_is_spec, specs)):
         raise ShardTypeError(
-            message(call, f"it is {specs!r}", "a spec is a P, a list of placements, a Layout or "
-                    "None", [repr(specs)], 'P("dp"), or (P("dp"), P())')
-        )
+            call, f"it is {specs!r}", "a spec is a P, a list of placements, a Layout or "
+            "None", [repr(specs)], 'P("dp"), or (P("dp"), P())')
     if len(specs) != len(values):
         raise LayoutError(
-            message(call, f"there are {len(specs)} specs and {len(values)} {what}",
-                    f"one spec is for all {what}, several are one for each",
-                    [str(spec) for spec in specs],
-                    f"{len(values)} specs; None for what is no tensor")
-        )
+            call, f"there are {len(specs)} specs and {len(values)} {what}",
+            f"one spec is for all {what}, several are one for each",
+            [str(spec) for spec in specs],
+            f"{len(values)} specs; None for what is no tensor")
     return list(specs)
 
 
@@ -64,10 +61,9 @@ def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
         held = leaves(arg, ShardTensor)
         if held:
             raise ShardTypeError(
-                message(name, f"an argument without a spec holds {len(held)} ShardTensors",
-                        "a spec says which block of it a rank gets",
-                        [str(one.sharding) for one in held], "in_specs=(..., P())")
-            )
+                name, f"an argument without a spec holds {len(held)} ShardTensors",
+                "a spec says which block of it a rank gets",
+                [str(one.sharding) for one in held], "in_specs=(..., P())")
         return arg
     def enter(x: torch.Tensor) -> torch.Tensor:
         with _noted(f"{name}(in_specs)", "argument", x):
@@ -95,10 +91,9 @@ def left(
     def leave(local: torch.Tensor) -> torch.Tensor:
         if isinstance(local, ShardTensor):
             raise ShardTypeError(
-                message(f"{name}(out_specs)", f"a result is a ShardTensor {local.sharding}",
-                        "inside, tensors are local: a result is a rank's block",
-                        [str(local.sharding)], "return local tensors, and their spec in out_specs")
-            )
+                f"{name}(out_specs)", f"a result is a ShardTensor {local.sharding}",
+                "inside, tensors are local: a result is a rank's block",
+                [str(local.sharding)], "return local tensors, and their spec in out_specs")
         with _noted(f"{name}(out_specs)", "result", local):
             return out_of_local(
                 local, mesh, spec, sizes=sizes, run_check=check, grads_as_placed=grads_as_placed)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.ops.algorithm import Composite
 from weft.rules import Call, op, page
 
@@ -167,10 +167,9 @@ def _in_memory(x: Tensor) -> tuple[Tensor, list[int]]:
     turned = x.permute(order)
     if not turned.is_contiguous():
         raise UnsupportedOpError(
-            message("as_strided_copy", f"a tensor of shape {tuple(x.shape)} has the strides "
-                    f"{x.stride()}", "strides are read of tensors whose elements fill memory, one "
-                    "after the other", [x.stride()], "x.contiguous(), and strides of that")
-        )
+            "as_strided_copy", f"a tensor of shape {tuple(x.shape)} has the strides "
+            f"{x.stride()}", "strides are read of tensors whose elements fill memory, one "
+            "after the other", [x.stride()], "x.contiguous(), and strides of that")
     return turned.reshape(-1), order
 
 

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import get_testing_overrides
 
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 
 __all__ = ["BENEATH", "refuse_beneath"]
 
@@ -92,7 +92,6 @@ def refuse_beneath(op: Any, call: str) -> None:
     else:
         return
     raise ShardTypeError(
-        message(call, f"weft never sees {op}: {fact}",
-                "a rule or handler is for the op that is called, above autograd and before torch "
-                "decomposes it", [str(op)], fix)
-    )
+        call, f"weft never sees {op}: {fact}",
+        "a rule or handler is for the op that is called, above autograd and before torch "
+        "decomposes it", [str(op)], fix)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft import propagate
 from weft.comm import run_simulated
-from weft.errors import CommunicationError, LayoutError, ShardTypeError, message
+from weft.errors import CommunicationError, LayoutError, ShardTypeError
 from weft.own.targets import known
 from weft.own.trials import Trial, Trials, part
 from weft.rules import Call, OwnRule, Rule, TensorArg
@@ -63,9 +63,8 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
     own = known(op)
     if own is None or own.function.rule is None:
         raise ShardTypeError(
-            message("check_rule(op)", f"{op!r} has no rule", "a rule is registered, then checked",
-                    [getattr(op, "__qualname__", str(op))], 'weft.register_rule(op, "b i -> b i")')
-        )
+            "check_rule(op)", f"{op!r} has no rule", "a rule is registered, then checked",
+            [getattr(op, "__qualname__", str(op))], 'weft.register_rule(op, "b i -> b i")')
     rule = own.function.rule
     call: Callable[..., Any] = op.apply if isinstance(op, type) else op
     if not example and not named:
@@ -75,22 +74,20 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
     found = BruteForce(rule, call, example, named).faults()
     if found:
         raise LayoutError(
-            message(f"check_rule({rule.name})", f"by the rule {_text(rule)} the op gives "
-                    f"another result than the plain call in {len(found)} of its ways",
-                    "where a rule lets a mesh axis shard a factor or pass partial values, local "
-                    "results are the parts of the whole one", list(found.values()),
-                    _fix(rule, found))
-        )
+            f"check_rule({rule.name})", f"by the rule {_text(rule)} the op gives "
+            f"another result than the plain call in {len(found)} of its ways",
+            "where a rule lets a mesh axis shard a factor or pass partial values, local "
+            "results are the parts of the whole one", list(found.values()),
+            _fix(rule, found))
 
 
 def _example(rule: OwnRule) -> tuple[Tensor, ...]:
     """Tensors that fit the first factor string."""
     if not rule.by_shape:
         raise ShardTypeError(
-            message("check_rule(op)", f"the rule of {rule.name} is a function of the arguments",
-                    "an example says what to call it with", [rule.name],
-                    "check_rule(op, torch.randn(5, 4), 2)")
-        )
+            "check_rule(op)", f"the rule of {rule.name} is a function of the arguments",
+            "an example says what to call it with", [rule.name],
+            "check_rule(op, torch.randn(5, 4), 2)")
     call = Call(rule.name, (), {}, ())
     pattern = next(iter(rule.patterns(call)))
     lengths: dict[str, int] = {"...": 3}
@@ -154,10 +151,9 @@ class BruteForce:
         bound = rule.bind(described, bool(results))  # its results may be what it has written to
         if bound is None:
             raise ShardTypeError(
-                message("check_rule(op, ...)", f"the rule of {rule.name} does not cover this "
-                        "call", "an example is a call that the rule covers",
-                        [str(one.shape) for one in described.tensors], "another example")
-            )
+                "check_rule(op, ...)", f"the rule of {rule.name} does not cover this "
+                "call", "an example is a call that the rule covers",
+                [str(one.shape) for one in described.tensors], "another example")
         self.bound: Rule = bound[0]
         self.described = Call(rule.name, described.args, described.kwargs, bound[1])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from weft import rules
-from weft.errors import PlacementError, ShardTypeError, message
+from weft.errors import PlacementError, ShardTypeError
 from weft.own.check import check_rule
 from weft.own.targets import known, overloads_of, own_of
 from weft.rules import OwnRule, Pattern, parse
@@ -136,10 +136,9 @@ def register_handler(op: Any, handler: Any = None) -> Any:
         return lambda function: register_handler(op, function)
     if not callable(handler):
         raise ShardTypeError(
-            message(f"register_handler({_text(op)}, handler)", f"handler is {handler!r}",
-                    "a handler is called as the op is", [type(handler).__name__],
-                    "register_handler(op, lambda x: ...)")
-        )
+            f"register_handler({_text(op)}, handler)", f"handler is {handler!r}",
+            "a handler is called as the op is", [type(handler).__name__],
+            "register_handler(op, lambda x: ...)")
     own = own_of(op, f"register_handler({_text(op)}, ...)")
     _set_handler(own, handler)
     return handler
@@ -203,10 +202,9 @@ def _check_strings(own: Own, rule: OwnRule) -> None:
         rule.check(pattern)
         for wrong, due in _misfits(own, pattern):
             raise PlacementError(
-                message(f"register_rule({own.name}, {text!r})", wrong,
-                        "a rule names the dims of every tensor of a call, in order, and of every "
-                        "tensor that it returns", [due], f'weft.register_rule({own.name}, "...")')
-            )
+                f"register_rule({own.name}, {text!r})", wrong,
+                "a rule names the dims of every tensor of a call, in order, and of every "
+                "tensor that it returns", [due], f'weft.register_rule({own.name}, "...")')
 
 
 def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import get_testing_overrides
 
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 from weft.own.beneath import refuse_beneath
 from weft.tensor.call import dispatch
 from weft.tensor.call.own.functions import OWN, Own, is_sharded, keys_of
@@ -90,11 +90,10 @@ def _refusal(op: Any, call: str) -> ShardTypeError:
         else f"calls of a {type(op).__name__} cannot be seen from outside"
     )
     return ShardTypeError(
-        message(call, f"{op!r} cannot have a rule or a handler: {facts}",
-                "a Python function, an autograd.Function, a torch.library op or a function of "
-                "torch can", [f"{type(op).__module__}.{type(op).__qualname__}"],
-                "def op(x, w): return module(x, w)    # and register that function")
-    )
+        call, f"{op!r} cannot have a rule or a handler: {facts}",
+        "a Python function, an autograd.Function, a torch.library op or a function of "
+        "torch can", [f"{type(op).__module__}.{type(op).__qualname__}"],
+        "def op(x, w): return module(x, w)    # and register that function")
 
 
 def _of_function_class(target: Any) -> Own:

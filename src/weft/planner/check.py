@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.core.layout import Layout
-from weft.errors import LayoutError, message
+from weft.errors import LayoutError
 
 __all__ = ["IDEMPOTENT", "LINEAR", "check", "kept_partials"]
 
@@ -26,10 +26,9 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
     """
     if src.shape != dst.shape:
         raise LayoutError(
-            message(call, f"src has global shape {src.shape}, dst {dst.shape}",
-                    "a transition changes where elements lie, never the global shape",
-                    [src, dst], "reshape first, then redistribute")
-        )
+            call, f"src has global shape {src.shape}, dst {dst.shape}",
+            "a transition changes where elements lie, never the global shape",
+            [src, dst], "reshape first, then redistribute")
     if src.is_partial or dst.is_partial:
         _check_kinds(src, dst, call)
         _check_rows(src, dst, call)
@@ -62,10 +61,9 @@ def _check_kinds(src: Layout, dst: Layout, call: str) -> None:
             wrong.append(f"{end} {layout}: {', '.join(sorted(kinds))}")
     if wrong:
         raise LayoutError(
-            message(call, f"{len(wrong)} of 2 layouts wait for reductions of kinds that do not mix",
-                    "the partial axes of a layout have one kind; sum and avg may stand together",
-                    wrong, "reduce one kind first, by a redistribute of its own")
-        )
+            call, f"{len(wrong)} of 2 layouts wait for reductions of kinds that do not mix",
+            "the partial axes of a layout have one kind; sum and avg may stand together",
+            wrong, "reduce one kind first, by a redistribute of its own")
 
 
 def _check_rows(src: Layout, dst: Layout, call: str) -> None:
@@ -82,12 +80,11 @@ def _check_rows(src: Layout, dst: Layout, call: str) -> None:
             wrong.append(f"{word} -> P({kind}) on axis {dst.mesh.axis_names[axis]!r}")
     if wrong:
         raise LayoutError(
-            message(call, f"{len(wrong)} axes would become partial by a row that the table of "
-                    f"transitions lacks, from {src} to {dst}",
-                    f"S becomes P(sum) only; I becomes P of {_listed(_FROM_REPLICATED)}; P keeps "
-                    "its kind, or is reduced and follows I", wrong,
-                    "leave the axis sharded or replicated in the target")
-        )
+            call, f"{len(wrong)} axes would become partial by a row that the table of "
+            f"transitions lacks, from {src} to {dst}",
+            f"S becomes P(sum) only; I becomes P of {_listed(_FROM_REPLICATED)}; P keeps "
+            "its kind, or is reduced and follows I", wrong,
+            "leave the axis sharded or replicated in the target")
 
 
 def _listed(kinds: frozenset[str]) -> str:

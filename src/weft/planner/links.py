@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from weft.core.mesh import Mesh
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError
 
 __all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "is_near", "set_links"]
 
@@ -173,7 +173,8 @@ def _check_seconds(call: str, value: object, *names: str) -> None:
 
 
 def _wrong(call: str, facts: str, rule: str, *offenders: object) -> ShardTypeError:
-    return ShardTypeError(message(call, facts, rule, offenders, _FIX))
+    return ShardTypeError(
+        call, facts, rule, offenders, _FIX)
 
 
 GLOO = Links(near=Link(50e-6, 1e-9), far=Link(100e-6, 1e-9), start_s=100e-6, member_s=5e-6)

@@ -15,7 +15,7 @@ from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
 from weft.core.units import nbytes_text
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
@@ -61,11 +61,10 @@ class Plan(AsPicture):
         meshes = [self.src.mesh] + [self.dst.mesh] * (self.dst.mesh != self.src.mesh)
         if all(mesh.position_of_rank(rank) is None for mesh in meshes):
             raise LayoutError(
-                message("plan.bytes_received(rank)", f"rank {rank} is not among the "
-                        + " or the ".join(f"{mesh.size()} devices of {mesh}" for mesh in meshes),
-                        "only a rank of the mesh takes part", [rank],
-                        f"plan.bytes_received({self.dst.mesh.rank_at(0)})")
-            )
+                "plan.bytes_received(rank)", f"rank {rank} is not among the "
+                + " or the ".join(f"{mesh.size()} devices of {mesh}" for mesh in meshes),
+                "only a rank of the mesh takes part", [rank],
+                f"plan.bytes_received({self.dst.mesh.rank_at(0)})")
         total = 0
         for step in self.steps:
             position = step.dst.mesh.position_of_rank(rank)
@@ -148,10 +147,9 @@ def plan(
     wrong = [repr(it) for it in ends if not isinstance(it, Layout)]
     if wrong:
         raise ShardTypeError(
-            message("plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
-                    "a plan leads from one weft.Layout to another", wrong,
-                    "plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))")
-        )
+            "plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
+            "a plan leads from one weft.Layout to another", wrong,
+            "plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))")
     if dtype is not None:
         name = dtype_name(str(dtype), "plan(dtype)")
         nbytes = itemsize_of(name)
@@ -159,20 +157,18 @@ def plan(
             layout.check_dtype(name)
         if itemsize is not None and itemsize != nbytes:
             raise ShardTypeError(
-                message("plan(itemsize, dtype)", f"itemsize is {itemsize!r}, {dtype} has {nbytes} "
-                        "bytes", "both say how large an element is, so one is enough",
-                        [f"itemsize={itemsize!r}"], f"plan(src, dst, dtype={str(dtype)!r})")
-            )
+                "plan(itemsize, dtype)", f"itemsize is {itemsize!r}, {dtype} has {nbytes} "
+                "bytes", "both say how large an element is, so one is enough",
+                [f"itemsize={itemsize!r}"], f"plan(src, dst, dtype={str(dtype)!r})")
         itemsize = nbytes
     elif itemsize is None:
         itemsize = 4
     given: Any = itemsize
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ShardTypeError(
-            message("plan(itemsize)", f"itemsize is {itemsize!r}",
-                    "an element has a whole number of bytes, at least 1", [repr(itemsize)],
-                    'plan(src, dst, itemsize=4), or dtype="float32"')
-        )
+            "plan(itemsize)", f"itemsize is {itemsize!r}",
+            "an element has a whole number of bytes, at least 1", [repr(itemsize)],
+            'plan(src, dst, itemsize=4), or dtype="float32"')
     return _plan(src, dst, itemsize, as_links(links, "plan(links)"))
 
 

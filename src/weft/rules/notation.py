@@ -59,7 +59,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from weft.core import KINDS
-from weft.errors import LayoutError, PlacementError, message
+from weft.errors import LayoutError, PlacementError
 from weft.rules.rule import FactorDims
 from weft.rules.window import WindowText
 
@@ -122,10 +122,9 @@ class Pattern:
     def misfit(self, facts: str, offenders: Sequence[object] = ()) -> LayoutError:
         """The error for tensors that the string does not fit."""
         return LayoutError(
-            message(f"rule {self.text!r}", facts,
-                    "a rule names every dim of every tensor operand and result, and a factor has "
-                    "one size", offenders, 'weft.register_rule(op, "b i, i o -> b o")')
-        )
+            f"rule {self.text!r}", facts,
+            "a rule names every dim of every tensor operand and result, and a factor has "
+            "one size", offenders, 'weft.register_rule(op, "b i, i o -> b o")')
 
 
 def _names(tensors: Sequence[FactorDims]) -> Iterator[str]:
@@ -270,8 +269,7 @@ class _Marks:
 
 def _malformed(text: str, facts: str, offenders: Sequence[object]) -> PlacementError:
     return PlacementError(
-        message(f"rule {text!r}", facts,
-                "tensors are apart by commas, dims by spaces, operands and results by one '->'; "
-                f"a factor that no result has may carry one of the kinds {', '.join(KINDS)}",
-                offenders, '"b s:max (h d) -> b h"')
-    )
+        f"rule {text!r}", facts,
+        "tensors are apart by commas, dims by spaces, operands and results by one '->'; "
+        f"a factor that no result has may carry one of the kinds {', '.join(KINDS)}",
+        offenders, '"b s:max (h d) -> b h"')

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import LayoutError, PlacementError, message
+from weft.errors import LayoutError, PlacementError
 from weft.rules.bind import bind, result_shapes
 from weft.rules.call import Call, TensorArg
 from weft.rules.factors import linear_sets
@@ -118,12 +118,11 @@ class OwnRule:
             raise misfits[0]
         if misfits:
             raise LayoutError(
-                message(f"the rules of {self.name}", f"operands of shapes {shapes} fit none of "
-                        f"{len(misfits)} strings", "one of the strings names every dim of every "
-                        "tensor operand and result",
-                        [str(misfit).splitlines()[0] for misfit in misfits],
-                        "weft.register_rule(op, [..., another string])")
-            )
+                f"the rules of {self.name}", f"operands of shapes {shapes} fit none of "
+                f"{len(misfits)} strings", "one of the strings names every dim of every "
+                "tensor operand and result",
+                [str(misfit).splitlines()[0] for misfit in misfits],
+                "weft.register_rule(op, [..., another string])")
         return None
 
 
@@ -133,10 +132,9 @@ def _leads(pattern: Pattern) -> frozenset[str]:
 
 def _malformed(pattern: Pattern, facts: str, offenders: Sequence[str], fix: str) -> PlacementError:
     return PlacementError(
-        message(f"register_rule(op, {pattern.text!r})", facts,
-                "options name operands and factors of the string", offenders,
-                fix)
-    )
+        f"register_rule(op, {pattern.text!r})", facts,
+        "options name operands and factors of the string", offenders,
+        fix)
 
 
 OWN: dict[str, OwnRule] = {}

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from weft.errors import ModuleError, ShardTypeError, message
+from weft.errors import ModuleError, ShardTypeError
 from weft.tensor import ShardTensor
 from weft.tensor.grad.bucketed_reduction import barrier
 from weft.tensor.trace.trees import leaves
@@ -46,17 +46,15 @@ def apply_backward_optimization_barrier(
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise ShardTypeError(
-            message("apply_backward_optimization_barrier(module)", f"it is of type {kind}",
-                    "the barrier stands before the backward of a torch.nn.Module", [kind],
-                    "apply_backward_optimization_barrier(model.layers[1])")
-        )
+            "apply_backward_optimization_barrier(module)", f"it is of type {kind}",
+            "the barrier stands before the backward of a torch.nn.Module", [kind],
+            "apply_backward_optimization_barrier(model.layers[1])")
     if type(max_outstanding) is not int or max_outstanding < 1:
         raise ModuleError(
-            message("apply_backward_optimization_barrier(max_outstanding=)",
-                    f"it is {max_outstanding!r}", "at least one reduction is under way",
-                    [repr(max_outstanding)],
-                    "apply_backward_optimization_barrier(block, max_outstanding=2)")
-        )
+            "apply_backward_optimization_barrier(max_outstanding=)",
+            f"it is {max_outstanding!r}", "at least one reduction is under way",
+            [repr(max_outstanding)],
+            "apply_backward_optimization_barrier(block, max_outstanding=2)")
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
         for tensor in leaves((args, kwargs), ShardTensor):

@@ -14,7 +14,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike, also_called
 from weft.core.mesh import as_mesh
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mark import mark_sharding
 from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
@@ -247,12 +247,11 @@ def _check_order(indices: list[Any], mesh: BoundMesh) -> None:
     seen = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
     if len(set(seen)) > 1:
         raise LayoutError(
-            message("ShardedLoader", f"the ranks draw {len(set(seen))} different first batches",
-                    "all ranks draw one order of samples, and each loads its block of every batch",
-                    [f"place {at}: {one:08x}" for at, one in enumerate(seen)],
-                    "DataLoader(..., generator=torch.Generator().manual_seed(epoch)) on all ranks, "
-                    "no DistributedSampler; or ShardingSpec(..., minibatch=True)")
-        )
+            "ShardedLoader", f"the ranks draw {len(set(seen))} different first batches",
+            "all ranks draw one order of samples, and each loads its block of every batch",
+            [f"place {at}: {one:08x}" for at, one in enumerate(seen)],
+            "DataLoader(..., generator=torch.Generator().manual_seed(epoch)) on all ranks, "
+            "no DistributedSampler; or ShardingSpec(..., minibatch=True)")
 
 
 def _check_alike(batch: Any, mesh: BoundMesh) -> None:
@@ -263,11 +262,10 @@ def _check_alike(batch: Any, mesh: BoundMesh) -> None:
     seen = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
     if any(one != seen[0] for one in seen):
         raise LayoutError(
-            message("ShardedLoader", "samples have other shapes or dtypes on other ranks",
-                    "the blocks of a batch differ in the number of samples alone",
-                    [f"place {at}: {one}" for at, one in enumerate(seen)],
-                    "pad to one length in the dataset, not in collate_fn")
-        )
+            "ShardedLoader", "samples have other shapes or dtypes on other ranks",
+            "the blocks of a batch differ in the number of samples alone",
+            [f"place {at}: {one}" for at, one in enumerate(seen)],
+            "pad to one length in the dataset, not in collate_fn")
 
 
 def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
@@ -292,10 +290,9 @@ def _as_specs(spec: Any, mesh: Any) -> Any:
     if isinstance(spec, tuple):
         return ShardingSpec(mesh, spec)
     raise ShardTypeError(
-        message("ShardedLoader(placements=)", f"{spec!r} is a {type(spec).__name__}",
-                "a spec is a ShardingSpec, a P, a tuple of entries, a map from keys or a list",
-                [repr(spec)], 'ShardedLoader(loader, P("dp"), mesh=mesh)')
-    )
+        "ShardedLoader(placements=)", f"{spec!r} is a {type(spec).__name__}",
+        "a spec is a ShardingSpec, a P, a tuple of entries, a map from keys or a list",
+        [repr(spec)], 'ShardedLoader(loader, P("dp"), mesh=mesh)')
 
 
 def _with_specs(shard: Any, batch: Any, specs: Any) -> Any:
@@ -306,21 +303,19 @@ def _with_specs(shard: Any, batch: Any, specs: Any) -> Any:
         unused = [key for key in specs if key not in keys]
         if lacking or unused:
             raise LayoutError(
-                message("ShardedLoader(placements=)", f"the batch has the keys {keys}, the specs "
-                        f"{list(specs)}", "every key of a batch has a spec, which may be None",
-                        [*(f"no spec for {key!r}" for key in lacking),
-                         *(f"no {key!r} in the batch" for key in unused)],
-                        f"{{{', '.join(f'{key!r}: ...' for key in keys)}}}")
-            )
+                "ShardedLoader(placements=)", f"the batch has the keys {keys}, the specs "
+                f"{list(specs)}", "every key of a batch has a spec, which may be None",
+                [*(f"no spec for {key!r}" for key in lacking),
+                 *(f"no {key!r} in the batch" for key in unused)],
+                f"{{{', '.join(f'{key!r}: ...' for key in keys)}}}")
         return {key: _with_specs(shard, batch[key], specs[key]) for key in batch}
     if isinstance(specs, list):
         if not isinstance(batch, (list, tuple)) or len(batch) != len(specs):
             size = len(batch) if isinstance(batch, (list, tuple)) else type(batch).__name__
             raise LayoutError(
-                message("ShardedLoader(placements=)", f"the batch has {size} parts, and there are "
-                        f"{len(specs)} specs", "a list has a spec for each part of a tuple batch",
-                        [f"{len(specs)} specs"], "[P('dp'), P('dp')]")
-            )
+                "ShardedLoader(placements=)", f"the batch has {size} parts, and there are "
+                f"{len(specs)} specs", "a list has a spec for each part of a tuple batch",
+                [f"{len(specs)} specs"], "[P('dp'), P('dp')]")
         return type(batch)(
             [_with_specs(shard, one, spec) for one, spec in zip(batch, specs)]
         )

@@ -10,7 +10,7 @@ import torch
 from weft.comm import as_bound_mesh
 from weft.core import P
 from weft.core.arguments import MeshLike
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
@@ -63,18 +63,16 @@ def disable_manual_sharding(
     """
     if isinstance(t, ShardTensor):
         raise ShardTypeError(
-            message("disable_manual_sharding(t)", f"t is a ShardTensor {t.sharding}",
-                    "inside a manual region tensors are local", [str(t.sharding)],
-                    "pass what enable_manual_sharding returned, or what was made of it")
-        )
+            "disable_manual_sharding(t)", f"t is a ShardTensor {t.sharding}",
+            "inside a manual region tensors are local", [str(t.sharding)],
+            "pass what enable_manual_sharding returned, or what was made of it")
     bound = as_bound_mesh(mesh, "disable_manual_sharding(mesh)")
     # What is no tensor is refused there, on all ranks.
     spec = as_spec(partition_spec, t.ndim if isinstance(t, torch.Tensor) else None)
     out = out_of_local(t, bound, spec)
     if tuple(out.shape) != tuple(full_shape):
         raise LayoutError(
-            message("disable_manual_sharding(full_shape)", f"it is {tuple(full_shape)}, and the "
-                    f"blocks make up {tuple(out.shape)}", "the blocks make up the full shape",
-                    [tuple(t.shape)], f"full_shape={tuple(out.shape)}")
-        )
+            "disable_manual_sharding(full_shape)", f"it is {tuple(full_shape)}, and the "
+            f"blocks make up {tuple(out.shape)}", "the blocks make up the full shape",
+            [tuple(t.shape)], f"full_shape={tuple(out.shape)}")
     return out

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from weft.comm import as_bound_mesh
 from weft.core import P
 from weft.core.arguments import MeshLike
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mesh import as_spec
 from weft.spmd.sharding import OpSharding, ShardingType
 from weft.tensor import ShardTensor
@@ -114,15 +114,13 @@ def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor
     sharded = [one for one in (a, b) if isinstance(one, ShardTensor)]
     if not sharded:
         raise ShardTypeError(
-            message("shard_as(a, b)", "both are plain tensors", "one of them says how the other is "
-                    "sharded", ["a", "b"], "mark_sharding(a, mesh, spec) first")
-        )
+            "shard_as(a, b)", "both are plain tensors", "one of them says how the other is "
+            "sharded", ["a", "b"], "mark_sharding(a, mesh, spec) first")
     if a.shape != b.shape:
         raise LayoutError(
-            message("shard_as(a, b)", f"a has shape {tuple(a.shape)}, b {tuple(b.shape)}",
-                    "tensors in one sharding have one shape", [tuple(a.shape), tuple(b.shape)],
-                    "mark_sharding(b, mesh, spec)")
-        )
+            "shard_as(a, b)", f"a has shape {tuple(a.shape)}, b {tuple(b.shape)}",
+            "tensors in one sharding have one shape", [tuple(a.shape), tuple(b.shape)],
+            "mark_sharding(b, mesh, spec)")
     leader = next((one for one in sharded if not one.sharding.is_replicated), sharded[0])
     mesh, layout = leader.device_mesh, leader.sharding.without_partial()
     both = [redistribute_to(as_sharded(one, mesh), layout, "shard_as") for one in (a, b)]
@@ -279,9 +277,8 @@ def load_local_shards_(
     ]
     if kinds:
         raise ShardTypeError(
-            message(call, f"there are {', '.join(kinds)} among them", "a block is a plain tensor, "
-                    "or a LocalShard", kinds, "load_local_shards_(t, local_shards(t))")
-        )
+            call, f"there are {', '.join(kinds)} among them", "a block is a plain tensor, "
+            "or a LocalShard", kinds, "load_local_shards_(t, local_shards(t))")
     held = [] if mesh.here is None else [(t.sharding.local_shape_at(mesh.here), _indices(t))]
     wrong: list[Any] = []
     for new, (shape, indices) in zip(shards, held):
@@ -292,11 +289,10 @@ def load_local_shards_(
             wrong.append(new.indices)
     if wrong or len(shards) != len(held):
         raise LayoutError(
-            message(call, f"{len(shards)} blocks are given, and rank {mesh.rank} holds "
-                    f"{held[0] if held else 'none'}",
-                    "each rank gives the blocks that it holds", wrong or [f"{len(shards)} blocks"],
-                    "load_local_shards_(t, [torch.empty_like(s.data) for s in local_shards(t)])")
-        )
+            call, f"{len(shards)} blocks are given, and rank {mesh.rank} holds "
+            f"{held[0] if held else 'none'}",
+            "each rank gives the blocks that it holds", wrong or [f"{len(shards)} blocks"],
+            "load_local_shards_(t, [torch.empty_like(s.data) for s in local_shards(t)])")
     for new in shards:
         block = new.data if isinstance(new, LocalShard) else new
         with torch.no_grad():

@@ -13,7 +13,7 @@ from weft.core import AxisName, P
 from weft.core import Layout as _Layout
 from weft.core import Mesh as _Mesh
 from weft.core.integers import integers
-from weft.errors import MeshError, PlacementError, ShardTypeError, message
+from weft.errors import MeshError, PlacementError, ShardTypeError
 from weft.spmd.sharding import OpSharding
 
 __all__ = [
@@ -49,10 +49,9 @@ class Mesh(_Mesh):
         sizes = integers(mesh_shape, "Mesh(mesh_shape=)", "lengths", "(2, 4)")
         if axis_names is not None and len(axis_names) != len(sizes):
             raise MeshError(
-                message("Mesh(axis_names=)", f"there are {len(axis_names)} names for "
-                        f"{len(sizes)} axes", "each axis has one name", list(axis_names),
-                        f"axis_names={tuple('abcdefgh'[: len(sizes)])}")
-            )
+                "Mesh(axis_names=)", f"there are {len(axis_names)} names for "
+                f"{len(sizes)} axes", "each axis has one name", list(axis_names),
+                f"axis_names={tuple('abcdefgh'[: len(sizes)])}")
         named: Any = sizes if axis_names is None else list(zip(axis_names, sizes))
         super().__init__(named, ids)
 
@@ -137,11 +136,10 @@ class HybridMesh(Mesh):
         slow = tuple(dcn_mesh_shape) if dcn_mesh_shape else none
         if len(slow) != len(ici_mesh_shape):
             raise MeshError(
-                message("HybridMesh(dcn_mesh_shape=)", f"it has {len(slow)} lengths, "
-                        f"ici_mesh_shape {len(ici_mesh_shape)}",
-                        "each axis has a length on both networks", [slow, tuple(ici_mesh_shape)],
-                        f"dcn_mesh_shape={none}")
-            )
+                "HybridMesh(dcn_mesh_shape=)", f"it has {len(slow)} lengths, "
+                f"ici_mesh_shape {len(ici_mesh_shape)}",
+                "each axis has a length on both networks", [slow, tuple(ici_mesh_shape)],
+                f"dcn_mesh_shape={none}")
         ranks = hybrid_ranks(ici_mesh_shape, slow, **more)
         sizes = [fast * outer for fast, outer in zip(ici_mesh_shape, slow)]
         super().__init__(ranks, sizes, axis_names)
@@ -169,16 +167,14 @@ def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:
         return partition_spec
     if isinstance(partition_spec, str) or not isinstance(partition_spec, Sequence):
         raise ShardTypeError(
-            message("partition_spec", f"{partition_spec!r} is a {type(partition_spec).__name__}",
-                    "a spec has an entry for each dim", [repr(partition_spec)], '("dp", None)')
-        )
+            "partition_spec", f"{partition_spec!r} is a {type(partition_spec).__name__}",
+            "a spec has an entry for each dim", [repr(partition_spec)], '("dp", None)')
     if num_dims is not None and len(partition_spec) > num_dims:
         raise PlacementError(
-            message("partition_spec", f"{partition_spec!r} has {len(partition_spec)} entries, and "
-                    f"the tensor {num_dims} dims", "a spec has at most an entry for each dim",
-                    [repr(entry) for entry in partition_spec[num_dims:]],
-                    repr(tuple(partition_spec[:num_dims])))
-        )
+            "partition_spec", f"{partition_spec!r} has {len(partition_spec)} entries, and "
+            f"the tensor {num_dims} dims", "a spec has at most an entry for each dim",
+            [repr(entry) for entry in partition_spec[num_dims:]],
+            repr(tuple(partition_spec[:num_dims])))
     return P(*partition_spec)
 
 

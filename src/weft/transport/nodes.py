@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from weft.comm import Finish
 from weft.core.scopes import Inside
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.transport.traffic import STATE, note, resume
 
 if TYPE_CHECKING:
@@ -114,11 +114,8 @@ def outside_maps() -> Iterator[None]:
 
 def _refusal(call: str, facts: str, kind: str) -> UnsupportedOpError:
     return UnsupportedOpError(
-        message(
-            call, facts, "forward AD, vmap and torch.func do not reach through communication",
-            [kind], "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
-        )
-    )
+        call, facts, "forward AD, vmap and torch.func do not reach through communication",
+        [kind], "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()")
 
 
 class _Apply(torch.autograd.Function):

@@ -31,7 +31,7 @@ from torch.autograd import forward_ad
 from weft.comm import BoundMesh, Finish
 from weft.core.cover import Cover
 from weft.core.layout import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.planner import IDEMPOTENT, gradient_layout, step_nbytes
 from weft.transport import facts
 from weft.transport.boxes import shape_of
@@ -337,14 +337,11 @@ def _refuse(transition: Transition) -> Way:
     src = transition.src
     kinds = sorted({kind for kind in src.partial if kind in _NO_GRADIENT})
     raise UnsupportedOpError(
-        message(
-            f"transition {transition.text}",
-            f"the source {src} is partial by {', '.join(kinds)} and requires a gradient",
-            "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and the "
-            "like are ops with a gradient of their own", [f"partial {kind}" for kind in kinds],
-            "x.detach() before the redistribute, or reduce by the op: x.amax(dim)",
-        )
-    )
+        f"transition {transition.text}",
+        f"the source {src} is partial by {', '.join(kinds)} and requires a gradient",
+        "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and the "
+        "like are ops with a gradient of their own", [f"partial {kind}" for kind in kinds],
+        "x.detach() before the redistribute, or reduce by the op: x.amax(dim)")
 
 
 def _multiply(transition: Transition) -> Way:

@@ -26,7 +26,7 @@ from torch.autograd import Function
 from torch.utils import checkpoint as torch_checkpoint
 
 from weft.core.scopes import setting
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.call import reduce_once
 from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.grad.torch_patches import plain_apply
@@ -202,11 +202,10 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
 def _needs_frames(layouts: Sequence[Any]) -> UnsupportedOpError:
     """Torch 2.11 saves the inputs by a Function of its own, and compares other tensors."""
     return UnsupportedOpError(
-        message("checkpoint(use_reentrant=False)", f"torch {torch.__version__} saves inputs by a "
-                "Function, which sees local tensors", "checkpoints without reentrance take "
-                "ShardTensors from torch 2.13 on", list(map(str, layouts)),
-                "checkpoint(function, x, use_reentrant=True)    # or a newer torch")
-    )
+        "checkpoint(use_reentrant=False)", f"torch {torch.__version__} saves inputs by a "
+        "Function, which sees local tensors", "checkpoints without reentrance take "
+        "ShardTensors from torch 2.13 on", list(map(str, layouts)),
+        "checkpoint(function, x, use_reentrant=True)    # or a newer torch")
 
 
 def save_inputs(original: Any, frame: Any, *args: Any) -> None:

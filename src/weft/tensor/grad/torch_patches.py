@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.func_transforms import is_mapping, through_torch
@@ -237,9 +237,8 @@ class _Context:
 
     def mark_dirty(self, *tensors: Any) -> NoReturn:
         raise UnsupportedOpError(
-            message("ctx.mark_dirty", f"{len(tensors)} ShardTensors are marked as changed",
-                    "a Function in the global view returns new tensors", [], "x.clone() first")
-        )
+            "ctx.mark_dirty", f"{len(tensors)} ShardTensors are marked as changed",
+            "a Function in the global view returns new tensors", [], "x.clone() first")
 
 
 class _GlobalView(Function):
