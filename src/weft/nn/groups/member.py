@@ -65,13 +65,13 @@ class Member:
         return self._full if self._full is not None else self._released()  # type: ignore
 
     def release(self) -> None:
-        """Let go of the leaf: from now on graphs alone hold it."""
+        """Let go of the leaf: from now on graphs alone hold it, which do not hold a frozen one."""
         self.shown = None
         if self._released is None:
             self._released = TensorWeakRef(self._full)
             if self.whole is self._full:
                 self.whole = None
-            if self._full.grad is None:
+            if self._full.grad is None and self._full.requires_grad:
                 self._full = None
 
     def hold(self, dtype: torch.dtype) -> None:
