@@ -53,6 +53,15 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
     "gradcheck": lambda x: torch.autograd.gradcheck(square, x),
     "gradgradcheck": lambda x: torch.autograd.gradgradcheck(square, x),
 }
+
+class Scaled(torch.autograd.Function):
+    """By what a function returns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return x * factor()
+
+
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "torch.tensor": torch.tensor,
     "func.jvp around": lambda x: torch.func.jvp(lambda a: (a * x).sum(), (X,), (X,)),
@@ -66,7 +75,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "make_dual": lambda x: dual(x, x),
     "make_dual tangent": lambda x: dual(X.clone(), x),
     "dual operand": lambda x: dual(X.clone(), X, lambda made: (x * made).sum()),
-    "jit.trace function": lambda x: torch.jit.trace(square, (X,))(x),
+    "jit.trace function": lambda x: torch.jit.trace(square, (X,))(x),  # type: ignore
     "jit.script method": lambda x: torch.jit.script(nn.Linear(6, 3).double())(x),
     "jit.script parameters": lambda x: torch.jit.script(Weighted(x)),
     "jit.trace": lambda x: torch.jit.trace(square, (x,)),
@@ -77,6 +86,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "export": lambda x: torch.export.export(Weighted(X), (x,)),
     "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
     "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
+    "Function around": lambda x: Scaled.apply(x, lambda: x * 2),
     "is_grads_batched": lambda x: torch.autograd.grad(
         (x.requires_grad_() * 2).sum(), x, is_grads_batched=True
     ),

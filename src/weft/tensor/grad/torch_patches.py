@@ -2,14 +2,17 @@
 checkpointing, module backward hooks.
 
 torch's own would see the wrapper, which has no graph, and silently lose gradients (`weft.patches`
-gives a reason for each). A user's Function gets full tensors unless it has a rule; torch's own
-checkpoint and module backward hooks keep the global view.
+gives a reason for each). A user's Function gets full tensors unless it has a rule. It keeps the
+global view where it is given a module with ShardTensors, which it is going to call (solvers by
+adjoints, reversible layers), as torch's own checkpoint and module backward hooks do.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, NoReturn
 
 import torch
@@ -49,6 +52,8 @@ _APPLY = class_method_of(Function, "apply")
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
+        if _calls_modules(args):
+            return _global_view(cls, args)
         if is_mapping() and cls.__module__.startswith("weft."):  # of a tensor that is closed over
             with outside_maps():
                 return original(cls, *args, **kwargs)
@@ -80,7 +85,7 @@ def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
         raise refusal(cls, [one.sharding for one in flatten(args) if type(one) is ShardTensor])
     if cls is BackwardHookFunction:
         return _hooked(args)
-    if cls is CheckpointFunction:
+    if cls is CheckpointFunction or (not kwargs and _calls_modules(args)):
         return _global_view(cls, args)
     return on_full_tensors(cls, *args, **kwargs)
 
@@ -213,6 +218,9 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
             cls, *map_tensors(lambda _: next(feed), args),
             **map_tensors(lambda _: next(feed), kwargs),
         )
+    strangers = [one for one in flatten(out) if type(one) is ShardTensor]
+    if strangers:
+        raise _closes_over(cls, strangers)
     given: dict[int, torch.Tensor] = {}
     for tensor, one, version in zip(tensors, full, before):
         if type(tensor) is ShardTensor and _version(one) != version:  # ctx.mark_dirty
@@ -221,6 +229,17 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return map_tensors(
         lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
         out,
+    )
+
+
+def _closes_over(cls: Any, found: Sequence[ShardTensor]) -> UnsupportedOpError:
+    name = cls.__name__
+    return UnsupportedOpError(
+        message(f"{name}.apply", f"its forward was given full tensors and returned {len(found)} "
+                "ShardTensors", "a Function that uses ShardTensors beside its arguments would "
+                "lose their gradients", [str(one.sharding) for one in found],
+                f"{name}.apply(module, ...): given a module, it runs on ShardTensors\n"
+                f"weft.register_handler({name}, lambda *args: ...), code without the Function")
     )
 
 
@@ -289,6 +308,8 @@ class _Context:
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
+        self.materialize_grads = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -315,12 +336,18 @@ class _GlobalView(Function):
         ctx.user = _Context(tuple(
             isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
         ))
-        out = cls.forward(ctx.user, *args)
+        if cls.setup_context is Function.setup_context:
+            out = cls.forward(ctx.user, *args)
+        else:
+            out = cls.forward(*args)
+            cls.setup_context(ctx.user, args, out)
         seen["single"] = isinstance(out, torch.Tensor)
         outs = (out,) if seen["single"] else tuple(out)
         ctx.metas = seen["metas"] = [
             one._meta if type(one) is ShardTensor else None for one in outs
         ]
+        ctx.mark_non_differentiable(*map(local_of, ctx.user.non_differentiable))
+        ctx.set_materialize_grads(ctx.user.materialize_grads)
         return tuple(local_of(one) if isinstance(one, torch.Tensor) else one for one in outs)
 
     @staticmethod
@@ -336,6 +363,22 @@ class _GlobalView(Function):
                 grad = autograd.local_cotangent(arg._meta, grad)
             found.append(None if grad is None else local_of(grad))
         return (None, None, None, *found)
+
+
+def _calls_modules(given: Any) -> bool:
+    """Whether there are modules, or methods of modules, that hold ShardTensors."""
+    for one in given:
+        if isinstance(one, (list, tuple)):
+            if _calls_modules(one):
+                return True
+            continue
+        module = getattr(one, "__self__", one) if isinstance(one, MethodType) else one
+        if isinstance(module, torch.nn.Module) and any(
+            type(tensor) is ShardTensor
+            for tensor in itertools.chain(module.parameters(), module.buffers())
+        ):
+            return True
+    return False
 
 
 def _global_view(cls: Any, args: Any) -> Any:
