@@ -204,7 +204,8 @@ def functions_of_modules(model: Any, x: Any) -> None:
     x.requires_grad_()
     out = Again.apply(model, Reversed.apply(x, model.layers), *used)
     out.square().mean().backward()
-    (Again.apply(model, x, *used) * model(x)).mean().backward()
+    out = Again.apply(lambda x: model(x).square(), x, *used)  # as a function that closes over it
+    (out * model(x)).mean().backward()
 
 
 PROGRAMS = [

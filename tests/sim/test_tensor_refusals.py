@@ -53,15 +53,6 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
     "gradcheck": lambda x: torch.autograd.gradcheck(square, x),
     "gradgradcheck": lambda x: torch.autograd.gradgradcheck(square, x),
 }
-
-class Scaled(torch.autograd.Function):
-    """By what a function returns."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return x * factor()
-
-
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "torch.tensor": torch.tensor,
     "func.jvp around": lambda x: torch.func.jvp(lambda a: (a * x).sum(), (X,), (X,)),
@@ -86,7 +77,6 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "export": lambda x: torch.export.export(Weighted(X), (x,)),
     "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
     "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
-    "Function around": lambda x: Scaled.apply(x, lambda: x * 2),
     "is_grads_batched": lambda x: torch.autograd.grad(
         (x.requires_grad_() * 2).sum(), x, is_grads_batched=True
     ),

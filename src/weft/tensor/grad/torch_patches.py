@@ -2,14 +2,16 @@
 checkpointing, module backward hooks.
 
 torch's own would see the wrapper, which has no graph, and silently lose gradients (`weft.patches`
-gives a reason for each). A user's Function gets full tensors unless it has a rule. It keeps the
-global view where it is given a module with ShardTensors, which it is going to call (solvers by
-adjoints, reversible layers), as torch's own checkpoint and module backward hooks do.
+gives a reason for each). A user's Function gets full tensors unless it has a rule. One that uses
+ShardTensors beside its arguments, as solvers by adjoints and reversible layers use those of a
+module, keeps the global view, as torch's own checkpoint and module backward hooks do: its forward
+stops at the first such use, and begins again.
 """
 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
@@ -37,7 +39,8 @@ from weft.tensor.placing.operands import as_value, share_memory
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import class_method_of
-from weft.tensor.torch_collectives import on_full, refusal, sends
+from weft.tensor.modes import STRICT
+from weft.tensor.torch_collectives import Mixing, on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import outside_maps
 
@@ -85,9 +88,16 @@ def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
         raise refusal(cls, [one.sharding for one in flatten(args) if type(one) is ShardTensor])
     if cls is BackwardHookFunction:
         return _hooked(args)
-    if cls is CheckpointFunction or (not kwargs and _calls_modules(args)):
+    if cls is CheckpointFunction:
         return _global_view(cls, args)
-    return on_full_tensors(cls, *args, **kwargs)
+    metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
+    mixing = mesh_of(f"{cls.__name__}.apply", metas).cache.setdefault("mixing", weakref.WeakSet())
+    if cls not in mixing:
+        try:
+            return on_full_tensors(cls, *args, **kwargs)
+        except Mixing:
+            mixing.add(cls)
+    return _global_view(cls, args)
 
 
 def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -213,14 +223,11 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
         full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
     before = [_version(one) for one in full]
     feed = iter(full)
-    with torch_draws(mesh), on_full(cls.__name__):
+    with torch_draws(mesh), on_full(cls.__name__), STRICT.counted():
         out = _APPLY(
             cls, *map_tensors(lambda _: next(feed), args),
             **map_tensors(lambda _: next(feed), kwargs),
         )
-    strangers = [one for one in flatten(out) if type(one) is ShardTensor]
-    if strangers:
-        raise _closes_over(cls, strangers)
     given: dict[int, torch.Tensor] = {}
     for tensor, one, version in zip(tensors, full, before):
         if type(tensor) is ShardTensor and _version(one) != version:  # ctx.mark_dirty
@@ -229,17 +236,6 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return map_tensors(
         lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
         out,
-    )
-
-
-def _closes_over(cls: Any, found: Sequence[ShardTensor]) -> UnsupportedOpError:
-    name = cls.__name__
-    return UnsupportedOpError(
-        message(f"{name}.apply", f"its forward was given full tensors and returned {len(found)} "
-                "ShardTensors", "a Function that uses ShardTensors beside its arguments would "
-                "lose their gradients", [str(one.sharding) for one in found],
-                f"{name}.apply(module, ...): given a module, it runs on ShardTensors\n"
-                f"weft.register_handler({name}, lambda *args: ...), code without the Function")
     )
 
 
