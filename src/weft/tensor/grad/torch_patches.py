@@ -32,6 +32,7 @@ from weft.tensor.call.own.outside import OutsideMesh
 from weft.tensor.grad import autograd
 from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.meta import Meta, replicated_meta
+from weft.tensor.modes import STRICT
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.freed import filled, watch
@@ -39,7 +40,6 @@ from weft.tensor.placing.operands import as_value, share_memory
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import class_method_of
-from weft.tensor.modes import STRICT
 from weft.tensor.torch_collectives import Mixing, on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import outside_maps
