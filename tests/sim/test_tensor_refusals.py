@@ -59,7 +59,6 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "linearize": lambda x: torch.func.linearize(square, x),
     "linearize around": lambda x: torch.func.linearize(lambda a: (a * x).sum(), X),
     "functionalize": lambda x: torch.func.functionalize(square)(x),
-    "jacobian by vmap": lambda x: torch.autograd.functional.jacobian(square, x, vectorize=True),
     "jacobian forward": lambda x: torch.autograd.functional.jacobian(
         square, x, vectorize=True, strategy="forward-mode"
     ),
@@ -77,9 +76,6 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "export": lambda x: torch.export.export(Weighted(X), (x,)),
     "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
     "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
-    "is_grads_batched": lambda x: torch.autograd.grad(
-        (x.requires_grad_() * 2).sum(), x, is_grads_batched=True
-    ),
 }
 
 
