@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -208,8 +209,18 @@ def functions_of_modules(model: Any, x: Any) -> None:
     (out * model(x)).mean().backward()
 
 
+def functions_inside_of_a_module(model: Any, x: Any) -> None:
+    """They ask for the gradients of parameters that were gathered when they were given them."""
+    def forward(layer: Any, x: Any) -> Any:
+        return Again.apply(layer.lin, x, *layer.lin.parameters()).tanh() * layer.scale
+
+    for layer in model.layers:
+        layer.forward = partial(forward, layer)
+    model(x.requires_grad_()).square().mean().backward()
+
+
 PROGRAMS = [
-    values_are_set_in_a_forward, functions_of_modules,
+    functions_inside_of_a_module, values_are_set_in_a_forward, functions_of_modules,
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
     other_weights_before_a_recomputation, whole_batches_follow_sharded_ones, data_are_set,

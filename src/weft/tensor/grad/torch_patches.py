@@ -56,7 +56,7 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
         if _calls_modules(args):
-            return _global_view(cls, args)
+            return _global_view(cls, args, args)
         if is_mapping() and cls.__module__.startswith("weft."):  # of a tensor that is closed over
             with outside_maps():
                 return original(cls, *args, **kwargs)
@@ -65,9 +65,9 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if is_mapping():
         return _mapped(original, cls, args, kwargs, tensors)
     if not any(type(one) is ShardTensor and one._meta.varying for one in tensors):
-        return _applied(cls, args, kwargs)
+        return _applied(cls, args, kwargs, args)
     memories = filled([local_of(one) for one in tensors])
-    out = _applied(cls, map_tensors(as_value, args), map_tensors(as_value, kwargs))
+    out = _applied(cls, map_tensors(as_value, args), map_tensors(as_value, kwargs), args)
     watch(out, memories)  # the Function may have saved them
     return out
 
@@ -80,7 +80,9 @@ def _mapped(original: Any, cls: Any, args: Any, kwargs: Any, tensors: Any) -> An
     return through_torch(original, (cls, *args), kwargs)
 
 
-def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
+def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
+    """`shown`: the arguments themselves, gathered parameters among them, for a Function that may
+    ask for the gradients of a module's parameters by these."""
     own = OWN.get(cls)
     if own is not None:
         return own(*args, **kwargs)
@@ -89,7 +91,7 @@ def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
     if cls is BackwardHookFunction:
         return _hooked(args)
     if cls is CheckpointFunction:
-        return _global_view(cls, args)
+        return _global_view(cls, args, args)
     metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
     mixing = mesh_of(f"{cls.__name__}.apply", metas).cache.setdefault("mixing", weakref.WeakSet())
     if cls not in mixing:
@@ -97,7 +99,7 @@ def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
             return on_full_tensors(cls, *args, **kwargs)
         except Mixing:
             mixing.add(cls)
-    return _global_view(cls, args)
+    return _global_view(cls, args, shown)
 
 
 def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -327,16 +329,18 @@ class _GlobalView(Function):
     """Runs another Function's forward and backward on ShardTensors."""
 
     @staticmethod
-    def forward(ctx: Any, cls: Any, args: Any, seen: dict[str, Any], *locals_: Any) -> Any:
+    def forward(
+        ctx: Any, cls: Any, args: Any, shown: Any, seen: dict[str, Any], *locals_: Any
+    ) -> Any:
         ctx.cls, ctx.args = cls, args
         ctx.user = _Context(tuple(
             isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
         ))
         if cls.setup_context is Function.setup_context:
-            out = cls.forward(ctx.user, *args)
+            out = cls.forward(ctx.user, *shown)
         else:
-            out = cls.forward(*args)
-            cls.setup_context(ctx.user, args, out)
+            out = cls.forward(*shown)
+            cls.setup_context(ctx.user, shown, out)
         seen["single"] = isinstance(out, torch.Tensor)
         outs = (out,) if seen["single"] else tuple(out)
         ctx.metas = seen["metas"] = [
@@ -358,7 +362,7 @@ class _GlobalView(Function):
             if grad is not None and type(arg) is ShardTensor:
                 grad = autograd.local_cotangent(arg._meta, grad)
             found.append(None if grad is None else local_of(grad))
-        return (None, None, None, *found)
+        return (None, None, None, None, *found)
 
 
 def _calls_modules(given: Any) -> bool:
@@ -377,10 +381,10 @@ def _calls_modules(given: Any) -> bool:
     return False
 
 
-def _global_view(cls: Any, args: Any) -> Any:
+def _global_view(cls: Any, args: Any, shown: Any) -> Any:
     seen: dict[str, Any] = {}
     locals_ = [local_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    outs = _APPLY(_GlobalView, cls, args, seen, *locals_)
+    outs = _APPLY(_GlobalView, cls, args, shown, seen, *locals_)
     wrapped = tuple(
         out if meta is None else wrap(out, meta.replace(requires_grad=out.requires_grad))
         for out, meta in zip(outs, seen["metas"])
