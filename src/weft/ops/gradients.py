@@ -54,7 +54,7 @@ def _convolution(
     return *found, grad.sum((0, *range(2, grad.dim()))) if output_mask[2] else None
 
 
-def _as_of(x: Tensor, dims: Sequence[int], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+def _as_of(x: Tensor, dims: tuple[int, ...], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the reciprocal deviation that a norm has saved, as functions of x."""
     wide = x.to(mean.dtype)
     moved = wide.mean(dims, keepdim=True).view(mean.shape)
