@@ -97,9 +97,9 @@ PATCHES = (
           "An exported graph knows neither layouts nor communication: refused."),
     Patch("torch.jit._recursive", "create_script_module", tracers.refusing("torch.jit.script"),
           "A scripted module would copy the wrappers of its parameters: refused."),
-    Patch("torch._C", "ScriptFunction.__call__ ScriptMethod.__call__",
-          tracers.refusing("a TorchScript function"),
-          "TorchScript runs in C++, on the wrapper: refused."),
+    Patch("torch._C", "ScriptFunction.__call__ ScriptMethod.__call__", tracers.scripted,
+          "TorchScript runs in C++, on the wrapper. The Python function that was scripted is "
+          "called; traced and loaded functions, and methods, are refused."),
     Patch("torch.autograd", "gradcheck gradgradcheck",
           tracers.refusing("gradcheck",
                            "gradcheck(lambda full: program(weft.ShardTensor.from_local(full, mesh, "

@@ -144,6 +144,35 @@ def test_gradients_of_parameters_and_of_single_samples(shardings: Any) -> None:
     run()
 
 
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layers": lambda x: F.layer_norm(x, (3, 2), torch.arange(6.0).double().view(3, 2)),
+    "batch": lambda x: F.batch_norm(x, None, None, torch.arange(3.0).double(), training=True),
+    "batch, fixed": lambda x: F.batch_norm(x, x.detach()[0, :, 0], torch.ones(3).double()),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_backward_through_gradients_of_norms(name: str) -> None:
+    """The statistics that a norm saves for its gradient depend on its operand."""
+    full = torch.linspace(-1, 1, 42, dtype=torch.float64).view(7, 3, 2).sin()
+
+    def slopes(x: Tensor) -> Any:
+        x.requires_grad_()
+        found = grad(lambda a: (NORMS[name](a) ** 3).sum())(x)
+        found.square().sum().backward()
+        return found, x.grad
+
+    due = slopes(full.clone())
+
+    @ranks(x=3)
+    def run(mesh: Any) -> None:
+        for spec in (P("x"), P(None, "x"), P(None, None, "x")):
+            for one, wanted in zip(slopes(weft.distribute_tensor(full, mesh, spec)), due):
+                torch.testing.assert_close(one.full_tensor(), wanted, rtol=1e-10, atol=1e-10)
+
+    run()
+
+
 _TARGETS = torch.tensor([1, 0, 2, 1, 1, 0, 2])
 LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -150,7 +151,76 @@ def a_forward_between_a_derivative_and_its_own(model: Any, x: Any) -> None:
     model(x.detach()).square().mean().backward()
 
 
+def values_are_set_in_a_forward(model: Any, x: Any) -> None:
+    """From data, before they are used and after, as layers that initialize themselves do."""
+    def set_scale(layer: Any, out: Any) -> None:
+        layer.scale.data = out.detach().std(0)
+        layer.lin.bias.data.mul_(0.5)
+
+    for layer in model.layers:
+        layer.lin.register_forward_hook(lambda _, __, out, layer=layer: set_scale(layer, out))
+    for _ in range(2):
+        model(x).square().mean().backward()
+
+
+class Again(torch.autograd.Function):
+    """A module whose backward runs its forward, as solvers by adjoints and reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Any, x: Any, *weights: Any) -> Any:
+        ctx.module = module
+        ctx.save_for_backward(x, *weights)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, *weights = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return None, *torch.autograd.grad(ctx.module(x), (x, *weights), grad)
+
+
+class Reversed(torch.autograd.Function):
+    """As `Again`, of a list of layers, whose backward leaves the gradients of their weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, layers: Any) -> Any:
+        ctx.layers, ctx.x = layers, x.detach()
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        with torch.enable_grad():
+            x = out = ctx.x.requires_grad_()
+            for layer in ctx.layers:
+                out = layer(out)
+        torch.autograd.backward(out, grad)
+        return x.grad, None
+
+
+def functions_of_modules(model: Any, x: Any) -> None:
+    used = [one for one in model.parameters() if one.requires_grad]
+    x.requires_grad_()
+    out = Again.apply(model, Reversed.apply(x, model.layers), *used)
+    out.square().mean().backward()
+    out = Again.apply(lambda x: model(x).square(), x, *used)  # as a function that closes over it
+    (out * model(x)).mean().backward()
+
+
+def functions_inside_of_a_module(model: Any, x: Any) -> None:
+    """They ask for the gradients of parameters that were gathered when they were given them."""
+    def forward(layer: Any, x: Any) -> Any:
+        return Again.apply(layer.lin, x, *layer.lin.parameters()).tanh() * layer.scale
+
+    for layer in model.layers:
+        layer.forward = partial(forward, layer)
+    model(x.requires_grad_()).square().mean().backward()
+
+
 PROGRAMS = [
+    functions_inside_of_a_module, values_are_set_in_a_forward, functions_of_modules,
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
     other_weights_before_a_recomputation, whole_batches_follow_sharded_ones, data_are_set,

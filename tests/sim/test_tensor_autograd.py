@@ -49,6 +49,20 @@ def backward_with_gradient(make: Make) -> Any:
     return [first, x.grad]
 
 
+def gradients_of_a_batch(make: Make) -> Any:
+    """One for each row, of a sharded batch, too; Jacobians are made so."""
+    x, unused = make(X), make(X)
+    y = (x @ leaf(W)).tanh()
+    rows = torch.linspace(-1, 1, 5 * y.numel(), dtype=X.dtype).view(5, *y.shape)
+    found = torch.autograd.grad(
+        [y, y.sum()], [x, unused], [rows, make(X, False)[:, 0]], is_grads_batched=True,
+        allow_unused=True)
+    assert found[1] is None
+    jacobian = torch.autograd.functional.jacobian(
+        lambda x: x.square().sum(1).cos(), x, vectorize=True)
+    return [found[0], jacobian]
+
+
 def backward_of_many(make: Make) -> Any:
     (make(X) * 2).backward()
 
@@ -462,8 +476,8 @@ def anomaly_mode(make: Make) -> Any:
 
 
 PROGRAMS = [
-    backward_twice, backward_with_gradient, backward_of_many, backward_wrong_shape,
-    backward_without_graph, backward_of_freed_graph, backward_into_inputs,
+    backward_twice, gradients_of_a_batch, backward_with_gradient, backward_of_many,
+    backward_wrong_shape, backward_without_graph, backward_of_freed_graph, backward_into_inputs,
     backward_of_one_element, functional_backward, functional_grad, grad_of_unused,
     grad_of_unused_allowed, double_backward, double_backward_of_grad_outputs,
     double_backward_of_plain_grad_outputs, backward_that_creates_a_graph,

@@ -59,14 +59,13 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "linearize": lambda x: torch.func.linearize(square, x),
     "linearize around": lambda x: torch.func.linearize(lambda a: (a * x).sum(), X),
     "functionalize": lambda x: torch.func.functionalize(square)(x),
-    "jacobian by vmap": lambda x: torch.autograd.functional.jacobian(square, x, vectorize=True),
     "jacobian forward": lambda x: torch.autograd.functional.jacobian(
         square, x, vectorize=True, strategy="forward-mode"
     ),
     "make_dual": lambda x: dual(x, x),
     "make_dual tangent": lambda x: dual(X.clone(), x),
     "dual operand": lambda x: dual(X.clone(), X, lambda made: (x * made).sum()),
-    "jit.script": lambda x: torch.jit.script(square)(x),
+    "jit.trace function": lambda x: torch.jit.trace(square, (X,))(x),  # type: ignore
     "jit.script method": lambda x: torch.jit.script(nn.Linear(6, 3).double())(x),
     "jit.script parameters": lambda x: torch.jit.script(Weighted(x)),
     "jit.trace": lambda x: torch.jit.trace(square, (x,)),
@@ -77,9 +76,6 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "export": lambda x: torch.export.export(Weighted(X), (x,)),
     "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
     "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
-    "is_grads_batched": lambda x: torch.autograd.grad(
-        (x.requires_grad_() * 2).sum(), x, is_grads_batched=True
-    ),
 }
 
 
@@ -142,6 +138,31 @@ def test_what_is_refused_of_sharded_tensors_works_on_plain_ones() -> None:
     assert torch.nested.as_nested_tensor([X, X], layout=torch.jagged).size(0) == 2
     with forward_ad.dual_level():
         assert forward_ad.unpack_dual(X).tangent is None
+
+
+@SHOULD
+def test_a_scripted_function_is_called_as_the_python_function() -> None:
+    """Another scripted function, and a default, are inside."""
+    inner = torch.jit.script(square)
+
+    def outer(x: torch.Tensor, by: float = 3.0) -> torch.Tensor:
+        return (x / by).tanh() * by + inner(x)
+
+    call = torch.jit.script(outer)
+
+    def on_rank(mesh: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        out = call(x, by=2.0)
+        out.sum().backward()
+        assert out.sharding == x.sharding
+        return out.full_tensor(), x.grad.full_tensor()
+
+    plain = X.clone().requires_grad_()
+    due = call(plain, by=2.0)
+    due.sum().backward()
+    for out, gradient in weft.testing.run(on_rank, mesh={"x": 2}):
+        torch.testing.assert_close(out, due)
+        torch.testing.assert_close(gradient, plain.grad)
 
 
 def test_gradients_are_checked_of_full_tensors() -> None:

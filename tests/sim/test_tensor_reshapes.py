@@ -31,6 +31,7 @@ EACH: dict[str, tuple[Tensor, Callable[[Any], Any]]] = {
     "squeeze": (CUBE, lambda x: x.squeeze_()),
     "squeeze dim": (CUBE, lambda x: x.squeeze_(1)),
     "squeeze dims": (CUBE, lambda x: x.squeeze_((1, 3))),
+    "transpose nothing": (CUBE, lambda x: x.transpose_(1, 1)),
     "squeeze nothing": (X, lambda x: x.squeeze_(0)),
     "squeeze a cut dim": (ROW, lambda x: x.squeeze_(0)),
     "squeeze what is cut": (ROW, lambda x: x.squeeze_()),
@@ -65,7 +66,7 @@ def gradients(make: Make) -> Any:
         seen += facts(y)
         weight = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)
         (y.exp() * make(weight, False)).sum().backward()
-        seen.append(x.grad)
+        seen.append(x.grad.transpose_(-1, -1))  # of itself: a gradient may keep its shape
     return seen
 
 

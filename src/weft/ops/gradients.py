@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from weft.rules import op, page
 
@@ -51,6 +52,36 @@ def _convolution(
     if any(output_mask[:2]):
         found = _pulled(forward, (x, weight), grad, wanted=output_mask[:2])
     return *found, grad.sum((0, *range(2, grad.dim()))) if output_mask[2] else None
+
+
+def _as_of(x: Tensor, dims: tuple[int, ...], mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the reciprocal deviation that a norm has saved, as functions of x."""
+    wide = x.to(mean.dtype)
+    moved = wide.mean(dims, keepdim=True).view(mean.shape)
+    var = wide.var(dims, correction=0, keepdim=True).view(rstd.shape)
+    eps = (rstd ** -2 - var).detach()
+    return mean.detach() + (moved - moved.detach()), (var + eps).rsqrt()
+
+
+def _layer_norm(
+    grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """As torch composes it; in a graph the saved statistics are functions of the operand."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        mean, rstd = _as_of(x, tuple(range(-len(shape), 0)), mean, rstd)
+    composed = decomposition_table[_ATEN.native_layer_norm_backward.default]
+    return composed(grad, x, shape, mean, rstd, *rest)
+
+
+def _batch_norm(
+    grad: Tensor, x: Tensor, weight: Any, running_mean: Any, running_var: Any, mean: Any,
+    rstd: Any, train: bool, *rest: Any,
+) -> tuple[Tensor | None, ...]:
+    """As torch composes it; in a graph the statistics of a batch are functions of it."""
+    if train and torch.is_grad_enabled() and x.requires_grad:
+        mean, rstd = _as_of(x, (0, *range(2, x.dim())), mean, rstd)
+    composed = decomposition_table[_ATEN.native_batch_norm_backward.default]
+    return composed(grad, x, weight, running_mean, running_var, mean, rstd, train, *rest)
 
 
 def _of_input(forward: Any) -> Callable[..., Tensor]:
@@ -172,4 +203,6 @@ PAGE = page(
     op("_adaptive_avg_pool2d_backward", compose=_adaptive_pool, each_call=True),
     op("grid_sampler_2d_backward", compose=_grid_sampler, each_call=True),
     op("_cdist_backward", compose=_cdist, each_call=True),
+    op("native_layer_norm_backward", compose=_layer_norm, each_call=True),
+    op("native_batch_norm_backward", compose=_batch_norm, each_call=True),
 )

@@ -23,7 +23,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError
 
-__all__ = ["filled", "function_of", "is_global", "on_full", "refusal", "refusal_of_plain", "sends"]
+__all__ = [
+    "Mixing", "check_mixing", "filled", "function_of", "is_global", "on_full", "refusal",
+    "refusal_of_plain", "sends",
+]
 
 _FILLED: Any = WeakTensorKeyDictionary()
 """Plain tensors that were last written to with a global value -> their version then."""
@@ -54,6 +57,25 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+class Mixing(UnsupportedOpError):
+    """A ShardTensor is used inside of `on_full`."""
+
+
+def check_mixing(op: str) -> None:
+    """Raise inside of `on_full`.
+
+    Raises:
+        Mixing: there.
+    """
+    if _thread.function is not None:
+        raise Mixing(
+            message(f"{_thread.function}.apply", f"its forward was given full tensors, and calls "
+                    f"{op} on a ShardTensor", "a Function uses ShardTensors beside its arguments "
+                    "only without a rule", [op],
+                    f"without weft.register_rule({_thread.function}, ...)")
+        )
 
 
 def on_full(name: str) -> AbstractContextManager[None]:

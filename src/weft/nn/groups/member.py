@@ -41,7 +41,7 @@ class Member:
         self.another: Any = None
         """The pack that gathers it in its own dtype, once somebody has asked for that."""
         self.memo: Any = None
-        self.version = 0
+        self.version: tuple[int, int] = (0, 0)
         self.has_arrived = False
         """Whether the gradient of the leaf is to be reduced in this backward."""
         self.times_set = tensor._times_set

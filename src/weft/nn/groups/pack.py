@@ -11,7 +11,8 @@ value, which waits there until the group is freed. Then the gradients are copied
 the reduce-scatter, and dropped.
 
 If weights have been written to since, the same storage gets other values. Then the version counters
-of the gathered parameters step, so that graphs of the old values raise torch's error.
+of the gathered parameters step, so that graphs of the old values raise torch's error. As in torch,
+a write to a `.data` gives other values without an error.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from weft.tensor.leaf_gradients import borrow, stand_for
 from weft.tensor.meta import Meta, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
-from weft.tensor.versions import version_of
+from weft.tensor.versions import detached_data, version_of
 from weft.tensor.views.cast_weight import cast_weight
 from weft.transport import traffic
 from weft.transport.transition import Transition
@@ -92,8 +93,8 @@ class Pack(Freed):
             for one, layout in zip(tensors, layouts)
         ]
         self.is_full = self.is_kept = not kind.is_copied
-        self.versions: tuple[int, ...] | None = None
-        self.pending: tuple[Finish, tuple[int, ...]] | None = None
+        self.versions: tuple[tuple[int, int], ...] | None = None
+        self.pending: tuple[Finish, tuple[tuple[int, int], ...]] | None = None
         self.storage: Any = None
         if kind.is_copied:
             own = [kind.for_autocast and id(one) in in_own_dtype for one in tensors]
@@ -224,7 +225,7 @@ class Pack(Freed):
             if self.versions is not None:
                 changed = [
                     full for member, old, new in zip(self.members, self.versions, versions)
-                    if old != new and (full := member.full) is not None
+                    if old[1] != new[1] and (full := member.full) is not None
                 ]
                 increment_version(changed)
         self.is_full, self.versions = True, versions
@@ -235,8 +236,8 @@ class Pack(Freed):
             self.storage.resize_(0)
             self.is_full = False
 
-    def _versions(self) -> tuple[int, ...]:
-        return tuple([version_of(member.local) for member in self.members])
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        return tuple([_counts(member.local) for member in self.members])
 
     # The parameters.
 
@@ -245,7 +246,7 @@ class Pack(Freed):
         for at, member in enumerate(self.members):
             tensor = member.tensor
             if tensor._local is member.local and member.another is None:
-                member.memo, member.version = tensor._memo, version_of(member.full)
+                member.memo, member.version = tensor._memo, _counts(member.full)
                 if member.shown is None:
                     member.shown = self._shown(at)
                 tensor._local, tensor._meta, tensor._memo = member.shown, member.whole_meta, None
@@ -276,11 +277,12 @@ class Pack(Freed):
         wanted = member.full.requires_grad
         tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
         member.memo = None
-        written = self.storage is not None and version_of(member.full) != member.version
-        if written and self.is_full:
+        version = member.version if self.storage is None else _counts(member.full)
+        if version != member.version and self.is_full:
+            by_data = version[1] == member.version[1]
             with torch.no_grad():
                 own = self.packing.own(member.whole, at) if self.kind.axes else member.whole
-                member.local.copy_(own)
+                (detached_data(member.local) if by_data else member.local).copy_(own)
         if wanted != member.local.requires_grad:
             tensor.requires_grad_(wanted)
 
@@ -395,6 +397,11 @@ class Pack(Freed):
         ), traffic.moving(f"{text}: {self.label}"):
             traffic.emit(text, names, collective, nbytes)
             yield
+
+
+def _counts(local: Tensor) -> tuple[int, int]:
+    """All writes to the tensor's memory, and those that autograd knows: not through a `.data`."""
+    return version_of(local), local._version
 
 
 class _Arrival:

@@ -41,6 +41,7 @@ from weft.tensor.modes import (
 )
 from weft.tensor.placing.foreign import any_foreign, taken_in
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.torch_collectives import check_mixing
 from weft.tensor.trace.trees import flatten
 
 __all__ = ["SPECIAL", "call", "failed", "keep_constant", "learn", "mesh_of"]
@@ -109,8 +110,10 @@ def failed(error: Exception, func: Any, given: Any, mesh: BoundMesh) -> Exceptio
 
 
 def _check_modes(func: Any, args: Any, kwargs: Any, plain: Sequence[torch.Tensor]) -> None:
-    """Raise where strict mode forbids a plain operand, or a tracer watches the call."""
+    """Raise where strict mode forbids a plain operand, a tracer watches the call, or a Function
+    that was given full tensors makes it."""
     if STRICT.on:
+        check_mixing(_name(func))
         check_plain(_name(func), flatten((args, without_out(kwargs))))
         check_traced(_name(func))
     if plain:

@@ -34,6 +34,10 @@ Show = Callable[[Any], Any]
 
 
 def _reshape(name: str, tensor: Any, show: Show) -> None:
+    _check_as_torch(tensor)
+    if _changes_nothing(tensor, show):
+        bump_versions(tensor)
+        return
     _check(name, tensor)
     before = wrap(tensor._local, tensor._meta)
     before._memo = tensor._memo
@@ -56,8 +60,15 @@ def _reshape(name: str, tensor: Any, show: Show) -> None:
     tell_torch(tensor, shown)
 
 
-def _check(name: str, tensor: ShardTensor) -> None:
-    """Raise where torch raises, and where a gradient that there is would have another shape."""
+def _changes_nothing(tensor: ShardTensor, show: Show) -> bool:
+    """Whether the result has the same dims in memory: `transpose_(0, 0)`, `squeeze_` of no dim."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    shown = show(torch.empty_strided(shape, strides, device="meta"))
+    return (tuple(shown.shape), shown.stride()) == (shape, strides)
+
+
+def _check_as_torch(tensor: ShardTensor) -> None:
+    """Raise where torch raises."""
     local = unwrap_view(tensor._local)
     recorded = torch.is_grad_enabled() and local.requires_grad
     if type(tensor._local) is Moved:
@@ -70,6 +81,12 @@ def _check(name: str, tensor: ShardTensor) -> None:
     if recorded and (local.is_leaf or (base is not None and base.is_leaf)):
         kind = "leaf Variable" if local.is_leaf else "view of a leaf Variable"
         raise RuntimeError(f"a {kind} that requires grad is being used in an in-place operation.")
+
+
+def _check(name: str, tensor: ShardTensor) -> None:
+    """Raise where a gradient that there is would have another shape."""
+    local = unwrap_view(tensor._local)
+    recorded = torch.is_grad_enabled() and local.requires_grad
     if getattr(tensor, "_is_gradient", False):
         _refuse(name, tensor, "it is the gradient of a tensor, which keeps its shape",
                 "y = x.grad.clone(), then change y")

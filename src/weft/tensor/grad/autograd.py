@@ -309,10 +309,9 @@ def grad(
     for tensor in inputs:
         watch_gradient(tensor)
     if is_grads_batched:
-        raise UnsupportedOpError(
-            "torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
-            "vmap is refused on ShardTensors", ["is_grads_batched"],
-            "call grad once for each grad_outputs")
+        rows = [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else grad_outputs
+        return _of_each_row(outputs, inputs, rows, retain_graph, create_graph=create_graph,
+                            allow_unused=allow_unused, materialize_grads=materialize_grads)
     _, outputs, _, seeds = _begun(outputs, grad_outputs)
     leaves = [local_of(tensor) for tensor in inputs]
     uses = [uses_of(local) for local in leaves]
@@ -342,6 +341,19 @@ def grad(
             "allow_unused=True if this is the desired behavior."
         )
     return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
+
+
+def _of_each_row(
+    outputs: Any, inputs: Any, grad_outputs: Sequence[Any], retain_graph: bool | None, **more: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """`is_grads_batched`: one backward for each row of the gradients, where torch maps one."""
+    rows = list(zip(*(torch.unbind(gradient) for gradient in grad_outputs)))
+    last = len(rows) - 1
+    found = [
+        grad(outputs, inputs, list(row), retain_graph if at == last else True, **more)
+        for at, row in enumerate(rows)
+    ]
+    return tuple([None if one[0] is None else torch.stack(one) for one in zip(*found)])
 
 
 def _former(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,14 +2,19 @@
 module backward hooks.
 
 torch's own would see the wrapper, which has no graph, and silently lose gradients (`weft.patches`
-gives a reason for each). A user's Function gets full tensors unless it has a rule; torch's own
-checkpoint and module backward hooks keep the global view.
+gives a reason for each). A user's Function gets full tensors unless it has a rule. One that uses
+ShardTensors beside its arguments, as solvers by adjoints and reversible layers use those of a
+module, keeps the global view, as torch's own checkpoint and module backward hooks do: its forward
+stops at the first such use, and begins again.
 """
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +31,7 @@ from weft.tensor.call.own.outside import OutsideMesh
 from weft.tensor.grad import autograd
 from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.meta import Meta, replicated_meta
+from weft.tensor.modes import STRICT
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.freed import filled, watch
@@ -33,7 +39,7 @@ from weft.tensor.placing.operands import as_value, share_memory
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import class_method_of
-from weft.tensor.torch_collectives import on_full, refusal, sends
+from weft.tensor.torch_collectives import Mixing, on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import outside_maps
 
@@ -48,6 +54,8 @@ _APPLY = class_method_of(Function, "apply")
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
+        if _calls_modules(args):
+            return _global_view(cls, args, args)
         if is_mapping() and cls.__module__.startswith("weft."):  # of a tensor that is closed over
             with outside_maps():
                 return original(cls, *args, **kwargs)
@@ -56,9 +64,9 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if is_mapping():
         return _mapped(original, cls, args, kwargs, tensors)
     if not any(type(one) is ShardTensor and one._meta.varying for one in tensors):
-        return _applied(cls, args, kwargs)
+        return _applied(cls, args, kwargs, args)
     memories = filled([local_of(one) for one in tensors])
-    out = _applied(cls, map_tensors(as_value, args), map_tensors(as_value, kwargs))
+    out = _applied(cls, map_tensors(as_value, args), map_tensors(as_value, kwargs), args)
     watch(out, memories)  # the Function may have saved them
     return out
 
@@ -71,7 +79,9 @@ def _mapped(original: Any, cls: Any, args: Any, kwargs: Any, tensors: Any) -> An
     return through_torch(original, (cls, *args), kwargs)
 
 
-def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
+def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
+    """`shown`: the arguments themselves, gathered parameters among them, for a Function that may
+    ask for the gradients of a module's parameters by these."""
     own = OWN.get(cls)
     if own is not None:
         return own(*args, **kwargs)
@@ -80,8 +90,15 @@ def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
     if cls is BackwardHookFunction:
         return _hooked(args)
     if cls is CheckpointFunction:
-        return _global_view(cls, args)
-    return on_full_tensors(cls, *args, **kwargs)
+        return _global_view(cls, args, args)
+    metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
+    mixing = mesh_of(f"{cls.__name__}.apply", metas).cache.setdefault("mixing", weakref.WeakSet())
+    if cls not in mixing:
+        try:
+            return on_full_tensors(cls, *args, **kwargs)
+        except Mixing:
+            mixing.add(cls)
+    return _global_view(cls, args, shown)
 
 
 def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -144,7 +161,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
         full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
     before = [_version(one) for one in full]
     feed = iter(full)
-    with torch_draws(mesh), on_full(cls.__name__):
+    with torch_draws(mesh), on_full(cls.__name__), STRICT.counted():
         out = _APPLY(
             cls, *map_tensors(lambda _: next(feed), args),
             **map_tensors(lambda _: next(feed), kwargs),
@@ -225,6 +242,8 @@ class _Context:
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
+        self.materialize_grads = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -245,17 +264,25 @@ class _GlobalView(Function):
     """Runs another Function's forward and backward on ShardTensors."""
 
     @staticmethod
-    def forward(ctx: Any, cls: Any, args: Any, seen: dict[str, Any], *locals_: Any) -> Any:
+    def forward(
+        ctx: Any, cls: Any, args: Any, shown: Any, seen: dict[str, Any], *locals_: Any
+    ) -> Any:
         ctx.cls, ctx.args = cls, args
         ctx.user = _Context(tuple(
             isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
         ))
-        out = cls.forward(ctx.user, *args)
+        if cls.setup_context is Function.setup_context:
+            out = cls.forward(ctx.user, *shown)
+        else:
+            out = cls.forward(*shown)
+            cls.setup_context(ctx.user, shown, out)
         seen["single"] = isinstance(out, torch.Tensor)
         outs = (out,) if seen["single"] else tuple(out)
         ctx.metas = seen["metas"] = [
             one._meta if type(one) is ShardTensor else None for one in outs
         ]
+        ctx.mark_non_differentiable(*map(local_of, ctx.user.non_differentiable))
+        ctx.set_materialize_grads(ctx.user.materialize_grads)
         return tuple(local_of(one) if isinstance(one, torch.Tensor) else one for one in outs)
 
     @staticmethod
@@ -270,13 +297,29 @@ class _GlobalView(Function):
             if grad is not None and type(arg) is ShardTensor:
                 grad = autograd.local_cotangent(arg._meta, grad)
             found.append(None if grad is None else local_of(grad))
-        return (None, None, None, *found)
+        return (None, None, None, None, *found)
 
 
-def _global_view(cls: Any, args: Any) -> Any:
+def _calls_modules(given: Any) -> bool:
+    """Whether there are modules, or methods of modules, that hold ShardTensors."""
+    for one in given:
+        if isinstance(one, (list, tuple)):
+            if _calls_modules(one):
+                return True
+            continue
+        module = getattr(one, "__self__", one) if isinstance(one, MethodType) else one
+        if isinstance(module, torch.nn.Module) and any(
+            type(tensor) is ShardTensor
+            for tensor in itertools.chain(module.parameters(), module.buffers())
+        ):
+            return True
+    return False
+
+
+def _global_view(cls: Any, args: Any, shown: Any) -> Any:
     seen: dict[str, Any] = {}
     locals_ = [local_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    outs = _APPLY(_GlobalView, cls, args, seen, *locals_)
+    outs = _APPLY(_GlobalView, cls, args, shown, seen, *locals_)
     wrapped = tuple(
         out if meta is None else wrap(out, meta.replace(requires_grad=out.requires_grad))
         for out, meta in zip(outs, seen["metas"])

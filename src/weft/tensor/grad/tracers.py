@@ -3,7 +3,8 @@
 Tracers would record this rank's block, or a wrapper without data; others read memory in C++.
 All are refused in the same way if they are given a ShardTensor or a module that holds one, and (by
 the general route, see `modes`) if a traced program closes over one. `torch.cond` needs no capture:
-it reads the predicate and runs one branch.
+it reads the predicate and runs one branch. A function that `torch.jit.script` compiled is called as
+the Python function that it was made of.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit._state import _try_get_jit_cached_function
 
 from weft.errors import UnsupportedOpError
 from weft.tensor.call.own.functions import is_sharded
@@ -19,7 +21,7 @@ from weft.tensor.modes import tracing
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["cond", "refuse_while_tracing", "refusing"]
+__all__ = ["cond", "refuse_while_tracing", "refusing", "scripted"]
 
 _FIX = """leave the call out, and call the function or the module itself; or give it plain tensors:
 x.full_tensor(), x.to_local(), a module before weft.distribute_module()"""
@@ -61,3 +63,15 @@ def cond(original: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = 
     if not is_sharded(pred, operands):
         return original(pred, true_fn, false_fn, operands)
     return (true_fn if bool(pred) else false_fn)(*operands)
+
+
+def scripted(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A TorchScript function or method: with ShardTensors the Python function that
+    `torch.jit.script` compiled. What was traced took one branch of it, and is refused."""
+    if is_sharded(args, kwargs):
+        source = getattr(function, "_torchdynamo_inline", None)
+        compiled = None if source is None else _try_get_jit_cached_function(source)
+        if compiled is not None and compiled.qualified_name == function.qualified_name:
+            return source(*args, **kwargs)  # type: ignore[misc]
+        _check("a TorchScript function", _FIX, args, kwargs)
+    return original(function, *args, **kwargs)

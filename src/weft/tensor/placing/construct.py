@@ -43,6 +43,9 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     state follows at its next step.
     """
     mesh = tensor._meta.mesh
+    if tensor._meta.varying:  # gathered for its module: it becomes a shard again
+        _set_gathered(tensor, value)
+        return
     given = value if type(value) is ShardTensor else redistribute_to(
         as_sharded(value, mesh), _for_shape(tensor._meta.layout, tuple(value.shape))
     )
@@ -74,6 +77,19 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         if leaves:
             tensor._local.grad = grad._local
     tell_torch(tensor, given)
+
+
+def _set_gathered(tensor: ShardTensor, value: torch.Tensor) -> None:
+    if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+        raise UnsupportedOpError(
+            "x.data = value", f"x is a parameter of shape {tuple(tensor.shape)} and "
+            f"{tensor.dtype}, gathered while its module runs; the value has "
+            f"{tuple(value.shape)} and {value.dtype}",
+            "shape and dtype of a parameter stay while its module runs",
+            [str(tensor.sharding)],
+            "set it before or after the forward of its module")
+    with torch.no_grad():
+        tensor.data.copy_(value)
 
 
 def _for_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
