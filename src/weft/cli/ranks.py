@@ -24,7 +24,8 @@ __all__ = ["run"]
 def run(num_ranks: int, program: Sequence[str]) -> int:
     """Run a script and its arguments as ranks, each by `rank.py`; the exit status.
 
-    It is that of the rank which failed first, and 1 if a signal ended it. The output of the ranks goes where this process writes.
+    It is that of the rank which failed first, and 1 if a signal ended it. The output of the ranks
+    goes where this process writes.
     """
     os.environ.update(environment())
     options = ["--standalone", f"--nproc-per-node={num_ranks}", rank.__file__, *program]
