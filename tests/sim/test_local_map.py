@@ -141,7 +141,7 @@ def test_check_finds_results_that_differ() -> None:
     first, *_, fix = told.splitlines()
     assert first == "local_map(<lambda>)(out_specs): 3 ranks contradict layout []."
     assert fix.startswith(  # not over b, where a sum would count its terms three times
-        "  Fix: where ranks hold terms of a sum, collectives.psum(result, ('a',)) inside, or a spec")
+        "  Fix: where ranks hold terms of a sum, collectives.psum(result, ('a',)) inside, or")
 
 
 def mapped(fn: Any, in_specs: Any, out_specs: Any, mesh: Any) -> Any:
