@@ -98,7 +98,7 @@ def test_a_rank_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:
     script.write_text(DYING)
     begin = time.monotonic()
     done = start("run", "-n", "2", str(script), WEFT_TIMEOUT="20")
-    assert done.returncode != 0
+    assert done.returncode == 7
     assert "rank 1 ended with exit code 7" in done.stderr.splitlines()
     assert time.monotonic() - begin < 100
 

@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from weft.cli import ranks
+from weft.cli.trace import trace
+
 SCRIPT = """
 import sys, torch, weft
 mesh = weft.init_mesh({"x": 2})
@@ -29,3 +35,14 @@ def test_two_ranks_in_one_file(tmp_path: Path) -> None:
     assert sorted(event["pid"] for event in sums) == [0, 1]
     assert all(event["args"]["line"].endswith("train.py:6") for event in sums)
     assert list(tmp_path.glob("*.json")) == [out]
+
+
+def test_a_run_without_events_writes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "run", lambda *_: 7)  # a script that ends before it does anything
+    out = tmp_path / "run.json"
+    done = CliRunner().invoke(trace, ["-n", "2", "-o", str(out), __file__])
+    assert done.exit_code == 7 and not out.exists()
+    assert done.output == (
+        f"nothing was traced, and {out} is not written: no collective, module or step ran\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +184,18 @@ def test_what_is_no_type_of_device(wrong: str) -> None:
     lines = str(caught.value).splitlines()
     assert lines[0] == f"init_mesh(device_type): {wrong!r} is no type of device."
     assert lines[-1] == "  Fix: weft.init_mesh(axes, 'cuda')"
+
+
+@pytest.mark.parametrize(("sizes", "given", "fix"), [
+    ((2, 3), ("a", "b"), "{'a': 2, 'b': 3}"), (6, ["a"], "{'a': 6}"),
+    ({"a": 6}, 5, "{'dp': 2, 'tp': 2}"), ((2, 3), range(2), "{'dp': 2, 'tp': 2}"),
+])
+def test_names_in_place_of_a_type_of_device(sizes: Any, given: Any, fix: str) -> None:
+    with pytest.raises(ShardTypeError) as caught:
+        init_mesh(sizes, given)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"init_mesh(device_type): it is {given!r}, of type ")
+    assert lines[-1] == f"  Fix: weft.init_mesh({fix})"
 
 
 def test_a_size_that_is_left_out() -> None:

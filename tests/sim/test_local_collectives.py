@@ -189,6 +189,9 @@ def test_extrema_places_and_sizes(mesh: Any) -> None:
     (lambda x: collectives.all_gather(x[:, : 1 + collectives.axis_index("b")], "b"), LayoutError,
      "all_gather(dim=0): 3 different blocks along axes ('b',)."),
     (lambda x: collectives.reduce_scatter(x, "b", sizes=(1, 1, 1)), LayoutError, "Layout"),
+    (lambda x: collectives.psum(1, "a"), ShardTypeError, "psum(x): x is 1, of type int."),  # type: ignore[arg-type]
+    (lambda x: collectives.all_gather(weft.zeros(4, spec=P("a")), "a", tiled=False), ShardTypeError,
+     "all_gather(x): x is a ShardTensor [4@a]."),
     *((lambda _, call=call: call(weft.zeros(4, 5, spec=P("a")), "a"), ShardTypeError,
        f"{call.__name__}(x): x is a ShardTensor [4@a, 5].")
       for call in (collectives.psum, collectives.pmax, collectives.all_gather,

@@ -137,7 +137,11 @@ def test_check_finds_results_that_differ() -> None:
                 lambda block: block.sum(), in_specs=P("a"), out_specs=P(), mesh=mesh, check=True)(x)
         return str(told.value)
 
-    assert len(set(weft.testing.run(on_rank, mesh=MESH))) == 1
+    (told,) = {*weft.testing.run(on_rank, mesh=MESH)}
+    first, *_, fix = told.splitlines()
+    assert first == "local_map(<lambda>)(out_specs): 3 ranks contradict layout []."
+    assert fix.startswith(  # not over b, where a sum would count its terms three times
+        "  Fix: where ranks hold terms of a sum, collectives.psum(result, ('a',)) inside, or")
 
 
 def mapped(fn: Any, in_specs: Any, out_specs: Any, mesh: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import parallel as torch_styles
 
 import weft
 from tests.harness import held, ranks
@@ -318,6 +319,8 @@ def test_arguments_of_other_kinds() -> None:
         wrong: list[dict[str, Any]] = [
             {"shardings": [P("dp")]}, {"activations": {0: P("dp")}}, {"activations": {"": "dp"}},
             {"activations": {"": weft.nn.ColwiseParallel("tp")}}, {"activations": {"": P("pp")}},
+            {"shardings": {"": weft.nn.RowwiseParallel}}, {"shardings": {"": "colwise"}},
+            {"shardings": {"": torch_styles.SequenceParallel()}}, {"shardings": {"": P("dp")}},
         ]
         for arguments in wrong:
             module = nn.Linear(3, 4)
@@ -335,6 +338,25 @@ def test_arguments_of_other_kinds() -> None:
         "ModuleError: distribute_module(activations=): ColwiseParallel('tp') shards parameters, "
         "not activations.",
         "MeshError: activations['']: 1 of 1 names fit none of the 2 axes of Mesh(dp=2, tp=2).",
+        *3 * ["ShardTypeError: distribute_module(shardings=): 1 of 1 patterns are given what is no "
+              "style of weft.nn but named as one."],
+        "LayoutError: distribute_module(shardings=): 1 patterns match modules, and no parameter or "
+        "buffer.",
+    ]
+
+
+def test_the_fix_of_a_spec_for_a_module_names_its_parameter() -> None:
+    def on_rank(mesh):
+        module = nn.ModuleDict({"up": nn.Linear(4, 6), "norm": nn.LayerNorm(4)})
+        with pytest.raises(weft.WeftError) as caught:
+            weft.distribute_module(module, mesh, shardings={"u?": P("tp"), "norm": P()})
+        with pytest.raises(weft.WeftError) as other:
+            weft.distribute_module(module, mesh, shardings={"up": "rowwise"})
+        return [str(one.value).splitlines()[-1] for one in (caught, other)]
+
+    assert on_ranks(on_rank)[0] == [
+        "  Fix: shardings={'u?.weight': P('tp'), 'norm.weight': P()}",
+        "  Fix: shardings={'up': weft.nn.RowwiseParallel(\"tp\")}",
     ]
 
 

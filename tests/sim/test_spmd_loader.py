@@ -253,6 +253,23 @@ def test_several_workers_load_the_rank_s_own_samples_and_a_ragged_last_batch(
         torch.testing.assert_close(found, expected)
 
 
+@ranks(**MESH)
+def test_labels_lack_dims_that_the_spec_does_not_shard(mesh: Any) -> None:
+    rows = [(row, label) for label, row in enumerate(X)]
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(rows)
+
+    for minibatch in (False, True):
+        for data in (rows, Stream()):
+            spec = ShardingSpec(mesh, ("dp", None), minibatch)
+            x, labels = next(iter(ShardedLoader(DataLoader(data, 4), spec)))
+            assert x.spec == labels.spec == P("dp")
+            assert labels.shape == x.shape[:1] == (12 if minibatch else 4,)
+
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_minibatches_of_workers_whose_last_is_smaller_on_some_ranks() -> None:
     """Ranks 0 and 1 load 2 + 2 samples, rank 2 loads 2 + 1."""

@@ -677,3 +677,15 @@ def test_a_write_of_a_shard_to_a_plain_tensor_says_what_to_make_instead() -> Non
     fallback._WARNED.discard("__setitem__")
     with pytest.warns(weft.WeftWarning, match=r"Fix: a sharded target: torch.zeros_like\(x\)"):
         weft.testing.run(on_rank, mesh={"a": 2})
+
+
+def test_a_mesh_beside_its_part() -> None:
+    def on_rank(mesh: Any) -> str:
+        whole, part = (weft.distribute_tensor(X, one) for one in (mesh, mesh["tp"]))
+        with pytest.raises(MeshError) as caught:
+            part + whole
+        return str(caught.value).splitlines()[-1]
+
+    assert {*weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2})} == {
+        "  Fix: x.redistribute(mesh, placements) first; or all on Mesh({'dp': 2, 'tp': 2}): a "
+        "layout names those axes alone that it uses"}

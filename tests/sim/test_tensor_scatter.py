@@ -147,6 +147,19 @@ def test_faults_are_raised_on_all_ranks() -> None:
     ]
 
 
+def test_a_source_outside_a_part_of_the_mesh() -> None:
+    def on_rank(mesh: Any) -> list[float]:
+        part = mesh["tp"]
+        full = torch.full((3, 2), float(mesh.rank))
+        if mesh.rank > 1:
+            with pytest.raises(MeshError, match=r"Fix: scatter_tensor\(tensor, mesh.rank_at\(0\),"):
+                weft.scatter_tensor(full, 0, part, P("tp"))
+        out = weft.scatter_tensor(full, part.rank_at(0), part, P("tp"))
+        return out.full_tensor().unique().tolist()
+
+    assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [[0.0], [0.0], [2.0], [2.0]]
+
+
 def test_a_rank_outside_knows_the_facts_by_itself() -> None:
     def on_rank(_: Any) -> str:
         mesh = weft.init_mesh({"x": 2}, ranks=(2, 0))

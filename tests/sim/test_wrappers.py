@@ -61,6 +61,21 @@ shardings={{"*": P("dp")}}) does what fully_shard does, and without shardings= w
 weft.nn.as_one_process(): ... around all that the library does"""}
 
 
+def test_a_module_on_a_part_of_the_mesh_is_told_of_the_group_beside_it() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        module = weft.distribute_module(model(), mesh["domain"])
+        with pytest.raises(ModuleError) as told:
+            DistributedDataParallel(module)
+        return str(told.value).splitlines()[4:6]
+
+    for lines in weft.testing.run(on_rank, mesh={"ddp": 2, "domain": 2}):
+        assert lines == [
+            "       beside 'domain': weft.init_mesh({'dp': 2, 'domain': 2}), "
+            'and the batch P("dp")',
+            '       DistributedDataParallel takes process_group=mesh.get_group("dp") and the '
+            "module on the rest of the mesh"]
+
+
 def test_the_fix_does_what_it_says() -> None:
     """Of a batch that is cut over dp: gradients of the whole batch, of each rank's own part."""
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))

@@ -22,9 +22,10 @@ __all__ = ["run"]
 
 
 def run(num_ranks: int, program: Sequence[str]) -> int:
-    """Run a script and its arguments as ranks, each by `rank.py`; the exit status, torchrun's.
+    """Run a script and its arguments as ranks, each by `rank.py`; the exit status.
 
-    The output of the ranks goes where this process writes.
+    It is that of the rank which failed first, and 1 if a signal ended it. The output of the ranks
+    goes where this process writes.
     """
     os.environ.update(environment())
     options = ["--standalone", f"--nproc-per-node={num_ranks}", rank.__file__, *program]
@@ -38,7 +39,7 @@ def run(num_ranks: int, program: Sequence[str]) -> int:
         except ChildFailedError as error:
             for line in _silent(error.failures, Path(reports)):
                 sys.stderr.write(f"{line}\n")
-            return 1
+            return max(error.get_first_failure()[1].exitcode, 1)
         except SignalException as error:
             return 128 + int(error.sigval)
         finally:

@@ -31,8 +31,9 @@ def trace(num_ranks: int, out: Path, script: str, arguments: tuple[str, ...]) ->
     with tempfile.TemporaryDirectory(prefix="weft-trace-") as folder:
         target = Path(folder) / "trace.json"
         status = ranks.run(num_ranks, [program, str(target), script, *arguments])
-        found = sorted(Path(folder).glob("*.json"))
-        if found:
-            count = merge_traces(found, out)
-            click.echo(f"{out}: {count} ranks; open it at ui.perfetto.dev", err=True)
+        count = merge_traces(sorted(Path(folder).glob("*.json")), out)
+    said = f"{out}: {count} ranks; open it at ui.perfetto.dev"
+    if not count:
+        said = f"nothing was traced, and {out} is not written: no collective, module or step ran"
+    click.echo(said, err=True)
     sys.exit(status)

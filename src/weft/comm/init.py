@@ -93,7 +93,8 @@ def init_mesh(
         if isinstance(device_type, str):
             raise _no_sizes(axes)
         axes, device_type = device_type, axes
-    assert isinstance(device_type, str)
+    if not isinstance(device_type, str):
+        raise _no_device_type(axes, device_type)
     if mesh_dim_names is not None:
         axes = _named(axes, mesh_dim_names)
     return _bound(axes, device_type, ranks, "init_mesh(axes)")
@@ -155,6 +156,18 @@ def _no_sizes(device_type: str) -> ShardTypeError:
         "a mesh is made of sizes of axes; where the device type stands first, as in torch, "
         "they come next", [repr(device_type)],
         f'weft.init_mesh({{"dp": 2, "tp": 2}}, "{device_type}")')
+
+
+def _no_device_type(axes: Any, given: Any) -> ShardTypeError:
+    """For names in second place, where JAX's `make_mesh` has them, and all else there."""
+    sizes, names = _sizes_of(axes), list(given) if isinstance(given, Iterable) else []
+    named = dict(zip(names, sizes)) if len(names) == len(sizes) else {}
+    if not all(isinstance(name, str) for name in named):
+        named = {}
+    return ShardTypeError(
+        "init_mesh(device_type)", f"it is {given!r}, of type {type(given).__name__}",
+        "a type of device is a text; names of axes stand with their sizes, and ranks in "
+        "ranks=", [repr(given)], f"weft.init_mesh({named or {'dp': 2, 'tp': 2}})")
 
 
 def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:

@@ -91,16 +91,18 @@ def refuse_wrapped(call: str, given: Any) -> None:
 
 
 def _table(tensors: list[tuple[str, Any]]) -> str:
-    """The advice for a module that is sharded over other axes than dp; "" without such."""
+    """The advice for a module on other axes than dp that has dp beside them; else ""."""
     laid = {name: one for name, one in tensors if type(one) is ShardTensor and one.dim()}
     axes = {axis: size for one in laid.values() for axis, size in zip(
         one.device_mesh.axis_names, one.device_mesh.axis_sizes)}
-    if "dp" in axes or not any(one.sharding.sharded_axes for one in laid.values()):
+    is_sharded = any(one.sharding.sharded_axes for one in laid.values())
+    is_part = any(one.device_mesh.size() < one.device_mesh.world.size for one in laid.values())
+    if "dp" in axes or not (is_sharded or is_part):
         return ""
     table = ", ".join(f'"{name}": {_spec(one)}' for name, one in list(laid.items())[:4])
-    more = ", ..." * (len(laid) > 4)
+    table = f"shardings={{{table}{', ...' * (len(laid) > 4)}}}, " if is_sharded else ""
     return (f'beside {", ".join(map(repr, axes))}: weft.init_mesh({({"dp": 2} | axes)!r}), '
-            f"shardings={{{table}{more}}}, and the batch P(\"dp\")\n"
+            f"{table}and the batch P(\"dp\")\n"
             'DistributedDataParallel takes process_group=mesh.get_group("dp") and the module on '
             "the rest of the mesh\n")
 

@@ -45,7 +45,7 @@ def axis_index(axes: Axes, *, mesh: MeshLike | None = None) -> int:
     Raises:
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
-    _, sub = _along(mesh, axes, "axis_index")
+    sub = _along(mesh, axes, "axis_index")
     assert sub.here is not None
     return sub.position(sub.here)
 
@@ -60,7 +60,7 @@ def axis_size(axes: Axes, *, mesh: MeshLike | None = None) -> int:
     Raises:
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
-    return _along(mesh, axes, "axis_size")[1].size()
+    return _along(mesh, axes, "axis_size").size()
 
 
 def psum(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
@@ -137,10 +137,10 @@ def all_gather(
         LayoutError: no such dim, or sizes that differ from those of the blocks.
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
+    sub = _along_of(x, mesh, axes, "all_gather")
     if not tiled:
-        x, sizes = x.unsqueeze(dim), (1,) * axis_size(axes, mesh=mesh)
+        x, sizes = x.unsqueeze(dim), (1,) * sub.size()
         dim = dim if dim >= 0 else dim + x.ndim
-    _, sub = _along(mesh, axes, "all_gather", x)
     dim = _dim(x, dim, "all_gather")
     src = _cut(sub, x, dim, sizes, "all_gather")
     return _moved(x, sub, src, Layout.replicated(sub.abstract, src.shape), "all_gather")
@@ -165,7 +165,7 @@ def reduce_scatter(
         LayoutError: no such dim, or sizes that do not add up to its length.
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
-    _, sub = _along(mesh, axes, "reduce_scatter", x)
+    sub = _along_of(x, mesh, axes, "reduce_scatter")
     dim = _dim(x, dim, "reduce_scatter")
     if not tiled and x.shape[dim] != sub.size():
         raise LayoutError(
@@ -202,7 +202,7 @@ def all_to_all(
         LayoutError: no such dim, or sizes that do not add up to its length.
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
-    _, sub = _along(mesh, axes, "all_to_all", x)
+    sub = _along_of(x, mesh, axes, "all_to_all")
     split, concat = (_dim(x, dim, "all_to_all") for dim in (split_dim, concat_dim))
     src = _cut(sub, x, concat, sizes, "all_to_all")
     dst = _cut_whole(sub, src.shape, split, split_sizes, "all_to_all")
@@ -226,7 +226,7 @@ def ppermute(
         LayoutError: pairs that are not part of a permutation.
         MeshError: as in `psum`.
     """
-    _, sub = _along(mesh, axes, "ppermute", x)
+    sub = _along_of(x, mesh, axes, "ppermute")
     pairs = as_pairs(perm, sub.size())
     comm = sub.comm(tuple(range(sub.ndim)))
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
@@ -234,13 +234,22 @@ def ppermute(
         return Permute(comm)(x, pairs, known)
 
 
-def _along(
-    mesh: MeshLike | None, axes: Axes, call: str, x: Tensor | None = None
-) -> tuple[BoundMesh, BoundMesh]:
-    """The mesh, and the mesh of only these axes, in their order, through this rank.
+def _along(mesh: MeshLike | None, axes: Axes, call: str) -> BoundMesh:
+    """The mesh of only these axes, in their order, through this rank."""
+    whole = mesh_of_region(mesh, call)
+    numbers = axes_of(whole, axes, call)
+    known = whole.cache.setdefault("along", {})
+    if numbers not in known:
+        whole.comm(numbers)  # raises outside the mesh; all rows of the mesh make their groups
+        known[numbers] = whole[tuple(whole.axis_names[axis] for axis in numbers)]
+    return known[numbers]
+
+
+def _along_of(x: Tensor, mesh: MeshLike | None, axes: Axes, call: str) -> BoundMesh:
+    """The same for a collective of `x`.
 
     Raises:
-        ShardTypeError: `x` is not this rank's tensor but a global one.
+        ShardTypeError: `x` is not this rank's tensor but a global one, or no tensor.
     """
     if isinstance(x, ShardTensor):
         raise ShardTypeError(
@@ -249,17 +258,17 @@ def _along(
             "the same on all ranks", [str(x.sharding)],
             f"inside of weft.local_map, or {call}(x.to_local(), {axes!r}); "
             "x.redistribute(placements=...) moves a ShardTensor")
-    whole = mesh_of_region(mesh, call)
-    numbers = axes_of(whole, axes, call)
-    known = whole.cache.setdefault("along", {})
-    if numbers not in known:
-        whole.comm(numbers)  # raises outside the mesh; all rows of the mesh make their groups
-        known[numbers] = whole[tuple(whole.axis_names[axis] for axis in numbers)]
-    return whole, known[numbers]
+    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ShardTypeError(
+            f"{call}(x)", f"x is {x!r}, of type {type(x).__name__}",
+            "a collective takes a tensor", [repr(x)],
+            f"{call}(torch.tensor({x!r}), {axes!r}); the number of ranks is "
+            f"axis_size({axes!r})")
+    return _along(mesh, axes, call)
 
 
 def _reduced(x: Tensor, axes: Axes, kind: str, mesh: MeshLike | None, call: str) -> Tensor:
-    _, sub = _along(mesh, axes, call, x)
+    sub = _along_of(x, mesh, axes, call)
     whole = Layout.replicated(sub.abstract, x.shape)
     return _moved(x, sub, whole.with_partial(range(sub.ndim), kind), whole, call)
 

@@ -96,6 +96,7 @@ def left(
                 [str(local.sharding)], "return local tensors, and their spec in out_specs")
         with _noted(f"{name}(out_specs)", "result", local):
             return out_of_local(
-                local, mesh, spec, sizes=sizes, run_check=check, grads_as_placed=grads_as_placed)
+                local, mesh, spec, sizes=sizes, run_check=check, region=f"{name}(out_specs)",
+                grads_as_placed=grads_as_placed)
 
     return result if spec is None else map_tensors(leave, result)

@@ -248,9 +248,11 @@ def refuse_idle(
     activations: Mapping[str, Any],
 ) -> None:
     """Raises LayoutError if a pattern matches nothing."""
+    _refuse_other_styles(shardings)
     names = [name for named in tensors for name in named.names]
     idle = idle_patterns(module, tensors, shardings, False)
     if idle:
+        _refuse_specs_of_modules(tensors, {each: shardings[each] for each in idle})
         of_modules = [each for each in idle if isinstance(shardings[each], _Styled)]
         where = f"{len(names)} names of parameters and buffers: {_some(names)}"
         if of_modules:
@@ -269,6 +271,48 @@ def refuse_idle(
             "every pattern matches at least one module",
             [_with_near(each, paths) for each in idle],
             "print([name for name, _ in module.named_modules()])")
+
+
+def _refuse_other_styles(shardings: Mapping[str, Any]) -> None:
+    """Raises ShardTypeError for classes of styles, torch's styles and words for them."""
+    named = {each: _style_like(spec) for each, spec in shardings.items()}
+    meant = {each: name for each, name in named.items() if name}
+    if meant:
+        table = ", ".join(f'{each!r}: weft.nn.{name}("tp")' for each, name in meant.items())
+        raise ShardTypeError(
+            "distribute_module(shardings=)", f"{len(meant)} of {len(shardings)} patterns "
+            "are given what is no style of weft.nn but named as one", "a style is an "
+            "object of a class of weft.nn, with the axis that it uses",
+            [f"{each!r}: {shardings[each]!r}" for each in meant], f"shardings={{{table}}}")
+
+
+def _style_like(given: Any) -> str | None:
+    """The style of weft.nn that has this name: that of a class or of its object, or a word."""
+    if isinstance(given, Style):
+        return None
+    said = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    names = {one.__name__: one.__name__.lower() for one in Style.__subclasses__()}
+    found = [name for name, low in names.items()
+             if said.lower() in (low, low.removesuffix("parallel"))]
+    return found[0] if found else None
+
+
+def _refuse_specs_of_modules(tensors: Sequence[Named], idle: Mapping[str, Any]) -> None:
+    """Raises LayoutError if specs whose patterns match no parameter match modules with some."""
+    keys = {place.path: place.key for named in reversed(tensors) for place in named.places}
+    meant = {
+        each: next((f"{each}.{key}".removeprefix(".") for path, key in keys.items()
+                    if fnmatchcase(path, each)), None)
+        for each, spec in idle.items() if not isinstance(spec, _Styled)
+    }
+    fixes = [f"{name!r}: {idle[each]!r}" for each, name in meant.items() if name]
+    if fixes:
+        raise LayoutError(
+            "distribute_module(shardings=)", f"{len(fixes)} patterns match modules, and no "
+            "parameter or buffer", "specs are for names of parameters and buffers, styles "
+            "of weft.nn for names of modules",
+            [repr(each) for each, name in meant.items() if name],
+            f"shardings={{{', '.join(fixes)}}}")
 
 
 def _with_near(pattern: str, names: Sequence[str]) -> str:

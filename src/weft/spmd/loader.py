@@ -80,6 +80,10 @@ class ShardingSpec:
             LayoutError: blocks whose other sizes differ.
         """
         as_spec(self.partition_spec, t.ndim)
+        return self.applied(t)
+
+    def applied(self, t: torch.Tensor) -> ShardTensor:
+        """`apply` for a part of a batch, which may lack dims whose entry is None, as labels do."""
         mesh = self.bound()
         if not self.minibatch:
             return mark_sharding(t, mesh, self.spec)
@@ -190,7 +194,7 @@ class ShardedLoader:
         def shard(x: torch.Tensor, spec: ShardingSpec | None) -> Any:
             if spec is None:
                 return x
-            return spec.apply(x) if num_rows is None else _of_rows(x, spec, num_rows)
+            return spec.applied(x) if num_rows is None else _of_rows(x, spec, num_rows)
 
         return _with_specs(shard, batch, self.specs)
 

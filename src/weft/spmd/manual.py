@@ -69,7 +69,7 @@ def disable_manual_sharding(
     bound = as_bound_mesh(mesh, "disable_manual_sharding(mesh)")
     # What is no tensor is refused there, on all ranks.
     spec = as_spec(partition_spec, t.ndim if isinstance(t, torch.Tensor) else None)
-    out = out_of_local(t, bound, spec)
+    out = out_of_local(t, bound, spec, region="disable_manual_sharding(t)")
     if tuple(out.shape) != tuple(full_shape):
         raise LayoutError(
             "disable_manual_sharding(full_shape)", f"it is {tuple(full_shape)}, and the "

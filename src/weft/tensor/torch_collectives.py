@@ -71,11 +71,10 @@ def check_mixing(op: str) -> None:
     """
     if _thread.function is not None:
         raise Mixing(
-            message(f"{_thread.function}.apply", f"its forward was given full tensors, and calls "
-                    f"{op} on a ShardTensor", "a Function uses ShardTensors beside its arguments "
-                    "only without a rule", [op],
-                    f"without weft.register_rule({_thread.function}, ...)")
-        )
+            f"{_thread.function}.apply", f"its forward was given full tensors, and calls "
+            f"{op} on a ShardTensor", "a Function uses ShardTensors beside its arguments "
+            "only without a rule", [op],
+            f"without weft.register_rule({_thread.function}, ...)")
 
 
 def on_full(name: str) -> AbstractContextManager[None]:

@@ -144,10 +144,11 @@ def write_trace(path: str | os.PathLike[str], events: Sequence[Event]) -> None:
 
 
 def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> int:
-    """Write one file of several; the number of its ranks."""
+    """Write one file of several, if any has an event; the number of its ranks."""
     events: list[Event] = []
     for one in paths:
         with open(one, encoding="utf-8") as file:
             events += [each for each in json.load(file)["traceEvents"] if each["ph"] != "M"]
-    write_trace(path, events)
+    if events:
+        write_trace(path, events)
     return len({event["pid"] for event in events})

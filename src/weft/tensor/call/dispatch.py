@@ -244,9 +244,14 @@ def mesh_of(call_name: str, metas: Sequence[Meta]) -> Any:
     mesh = metas[0].mesh
     others = {str(meta.layout): meta.mesh for meta in metas if meta.mesh != mesh}
     if others:
+        whole = max((mesh, *others.values()), key=lambda one: one.ndim)
+        fix = "x.redistribute(mesh, placements) first"
+        if all({*one.axis_names} < {*whole.axis_names} for one in (mesh, *others.values())
+               if one != whole):
+            fix += f"; or all on {whole!r}: a layout names those axes alone that it uses"
         raise MeshError(
             call_name, f"operands live on {mesh!r} and on "
             + ", ".join(repr(other) for other in dict.fromkeys(others.values())),
             "all operands of one call live on one mesh", list(others),
-            "x.redistribute(mesh, placements) first")
+            fix)
     return mesh

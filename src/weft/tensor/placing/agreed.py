@@ -199,10 +199,14 @@ def _check_default(call: str, layout: Layout) -> None:
 
 
 def check_over_ranks(
-    mesh: BoundMesh, local: Any, layout: Layout | None, fault: WeftError | None
+    mesh: BoundMesh, local: Any, layout: Layout | None, fault: WeftError | None,
+    region: str | None = None,
 ) -> None:
-    """Compare shapes, dtypes and replicas over the mesh; raise on all ranks alike."""
-    call = "from_local(run_check=True)"
+    """Compare shapes, dtypes and replicas over the mesh; raise on all ranks alike.
+
+    `region`: the call whose function has computed the blocks; None for `from_local`.
+    """
+    call = region or "from_local(run_check=True)"
     facts = None
     if fault is None:
         facts = _facts(local, str(layout), _digest(local))
@@ -226,10 +230,27 @@ def check_over_ranks(
         if before[1] != one.digest:
             wrong.append(f"rank {rank}: other values than its replica, rank {before[0]}")
     if wrong:
+        fix = "from_local(..., sync=True) takes the first replica's values"
+        axes = _varying(mesh, layout, told)
+        if region is not None and axes:
+            fix = (f"where ranks hold terms of a sum, collectives.psum(result, {axes!r}) inside, "
+                   f"or a spec P(..., partial={dict.fromkeys(axes, 'sum')!r})")
         raise LayoutError(
             call, f"{len(wrong)} ranks contradict layout {layout}",
             "all ranks agree on layout and dtype, and replicas are equal", wrong,
-            "from_local(..., sync=True) takes the first replica's values")
+            fix)
+
+
+def _varying(mesh: BoundMesh, layout: Layout, told: Sequence[_Facts]) -> tuple[Any, ...]:
+    """The axes along which replicas of a block have other values."""
+    kept = [axis for axis in range(mesh.ndim) if layout.on(axis) is None]
+    rows: dict[Any, set[int]] = {}
+    for position, one in enumerate(told):
+        at = mesh.coordinate(position)
+        for axis in kept:
+            rows.setdefault((axis, at[:axis], at[axis + 1:]), set()).add(one.digest)
+    return tuple(mesh.axis_names[axis] for axis in kept
+                 if any(row[0] == axis and len(seen) > 1 for row, seen in rows.items()))
 
 
 def _digest(local: torch.Tensor) -> int:

@@ -60,13 +60,16 @@ def into_local(
 
 def out_of_local(
     local: torch.Tensor, mesh: BoundMesh, placements: Any, *, sizes: Any = "infer",
-    run_check: bool = False, grads_as_placed: bool = False,
+    run_check: bool = False, grads_as_placed: bool = False, region: str,
 ) -> ShardTensor:
-    """The ShardTensor of which every rank has computed its block.
+    """The ShardTensor of which every rank has computed its block, in what the call `region` runs.
 
     `grads_as_placed`: gradients of local tensors are as in `from_local`, as for `into_local`.
     """
-    out = from_local(local, mesh, placements, run_check=run_check, sizes=sizes)
+    out = from_local(
+        local, mesh, placements, run_check=run_check, shape=None, stride=None, sizes=sizes,
+        sharding_shapes=None, sync=False, region=region,
+    )
     if grads_as_placed:
         return out
     layout = out.sharding

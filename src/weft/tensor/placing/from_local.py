@@ -49,8 +49,9 @@ def from_local(
     sharding_shapes: Any = None,
     sync: bool = False,
     grad_placements: Any = None,
+    region: str | None = None,
 ) -> ShardTensor:
-    """See `ShardTensor.from_local`."""
+    """See `ShardTensor.from_local`; `region`: the call that errors of `run_check` name instead."""
     device_mesh, placements = mesh_and_placements(device_mesh, placements)
     mesh = mesh_for(device_mesh, placements, "from_local(device_mesh)")
     if isinstance(sharding_shapes, str):
@@ -68,7 +69,7 @@ def from_local(
             fault = error
     compared = run_check or (mesh.world.debug.on and not sync)
     if compared and mesh.here is not None:
-        check_over_ranks(mesh, local, layout, fault)
+        check_over_ranks(mesh, local, layout, fault, region)
     if fault is not None:
         raise fault
     assert layout is not None

@@ -229,10 +229,12 @@ def scatter_tensor(
         raise _no_rank(call, global_src, bound)
     source = bound.position_of_rank(global_src)
     if source is None:
+        is_part = bound.size() < bound.world.size  # then other ranks' meshes have other firsts
+        first = "mesh.rank_at(0)" if is_part else bound.rank_at(0)
         raise MeshError(
             call, f"rank {global_src} is outside {bound!r}",
             "the source is one of the mesh's ranks", [global_src],
-            f"scatter_tensor(tensor, {bound.rank_at(0)}, ...)")
+            f"scatter_tensor(tensor, {first}, ...)")
     full, fault = None, None
     if tensor is not None and bound.rank == global_src:
         full, fault = _full(tensor)
