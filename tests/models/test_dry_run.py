@@ -164,7 +164,7 @@ def test_experts_get_about_as_many_tokens_as_in_a_run() -> None:
         return of_catalogue(mesh, "mixtral", "dp", "uneven")
 
     def of_tokens(events: list[tuple[Any, ...]]) -> tuple[int, int]:
-        received = [event[6] for event in events if event[5] == "all_to_all"]
+        received = [event[6] for event in events if event[5] == "AllToAll"]
         return len(received), sum(received)
 
     real = weft.testing.run(program, mesh={"dp": 4})

@@ -55,6 +55,9 @@ STATES: dict[str, tuple[Callable[[int], object], Callable[[], object]]] = {
         lambda rank: torch.backends.cuda.enable_flash_sdp(rank != 1),
         torch.backends.cuda.flash_sdp_enabled),
     "num_threads": (lambda rank: torch.set_num_threads(rank + 1), torch.get_num_threads),
+    "checkpoints": (
+        lambda rank: setattr(torch.utils.checkpoint, "_enable_checkpoint_early_stop", rank > 1),
+        lambda: torch.utils.checkpoint._enable_checkpoint_early_stop),
     "grad mode": (lambda rank: torch.set_grad_enabled(rank != 1), torch.is_grad_enabled),
     "autocast": (
         lambda rank: torch.set_autocast_enabled("cpu", rank != 1),

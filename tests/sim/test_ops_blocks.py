@@ -69,7 +69,7 @@ def test_explain_names_op_line_and_direction() -> None:
         assert all(told and axes == ("x",) for _, told, _, _, axes in events), events
         for op in ("aten.cumsum.default", "aten.sort.default"):
             assert {way for name, _, way, _, _ in events if name == op} == {"forward", "backward"}
-        assert ("aten.sort.default", True, "backward", "all_to_all", ("x",)) in events
+        assert ("aten.sort.default", True, "backward", "AllToAll", ("x",)) in events
 
 
 def test_in_place_scans_write() -> None:

@@ -2,7 +2,7 @@
 
 Of torch: default dtype, default generators, anomaly mode, deterministic algorithms, precision of
 products, number of threads, which kernels of attention may run, whether saved tensors may be
-written to, and the weights that `parametrize.cached` keeps. Of Python: the generator behind
+written to, whether checkpoints stop early, and the weights that `parametrize.cached` keeps. Of Python: the generator behind
 `random` and the filters of `warnings`.
 Not included: numpy's legacy generator, whose state takes ten times as long to copy as a collective
 takes here, and forward AD, because leaving a level of it would end the rank's tangents. Rooms above
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import graph
 from torch.nn.utils import parametrize
+from torch.utils import checkpoint
 
 from weft.comm.python_random import RandomState
 
@@ -57,6 +59,10 @@ _PARTS: list[tuple[Any, Any]] = [
     (torch.get_num_threads, torch.set_num_threads),
     *[(getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{name}"))
       for name in ("cudnn", "flash", "math", "mem_efficient", "overrideable")],
+    *[(partial(getattr, module, name), partial(setattr, module, name))
+      for module, name in ((graph, "_allow_mutation_on_saved_tensors_enabled"),
+                           (checkpoint, "_enable_checkpoint_early_stop"),
+                           (checkpoint, "_checkpoint_debug_enabled"))],
 ]
 """What tells a part of the state, and what sets it where it is another."""
 
@@ -68,7 +74,6 @@ class GlobalState:
         self, generators: Sequence[torch.Generator], before: GlobalState | None = None
     ) -> None:
         self.parts = [told() for told, _ in _PARTS]
-        self.mutation = graph._allow_mutation_on_saved_tensors_enabled
         self.parametrized = parametrize._cache_enabled, parametrize._cache
         self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
         self.random = RandomState(None if before is None else before.random)
@@ -80,7 +85,6 @@ class GlobalState:
         for (told, set_), part in zip(_PARTS, self.parts):
             if told() != part:
                 set_(part)
-        graph._allow_mutation_on_saved_tensors_enabled = self.mutation
         parametrize._cache_enabled = self.parametrized[0]
         parametrize._cache = self.parametrized[1].copy()  # ranks begin with the same object
         if _WARNINGS.filters is not self.warnings[0]:
