@@ -2,8 +2,8 @@
 
 Of torch: default dtype, default generators, anomaly mode, deterministic algorithms, precision of
 products, number of threads, which kernels of attention may run, whether saved tensors may be
-written to, whether checkpoints stop early, and the weights that `parametrize.cached` keeps. Of Python: the generator behind
-`random` and the filters of `warnings`.
+written to, whether checkpoints stop early, and the weights that `parametrize.cached` keeps. Of
+Python: the generator behind `random` and the filters of `warnings`.
 Not included: numpy's legacy generator, whose state takes ten times as long to copy as a collective
 takes here, and forward AD, because leaving a level of it would end the rank's tangents. Rooms above
 add their own global state to `CARRIED`.
