@@ -280,3 +280,20 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     timed = [event for event in events if event["ph"] == "X"]
     assert timed and {event["ph"] for event in events} <= {"X", "M"}
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in timed)
+
+
+def test_positions_that_a_large_batch_shares_are_known() -> None:
+    """Values of 4 million elements, of which 4,096 are stored, as of a causal mask."""
+    seen: list[Any] = []
+
+    def program(mesh: Any) -> None:
+        positions = torch.arange(4096)[None].expand(1024, -1)
+        before = torch.cat([positions[:, :1] - 1, positions], 1)
+        jumps = ((before[:, 1:] - before[:, :-1]) != 1).cumsum(-1)
+        seen.append(bool((jumps[:, -1] == 0).all()))
+        seen.append(int((positions + positions[0])[7, 5]))
+        seen.append(int(positions.sum(0)[3]))  # depends on the number of samples: unknown
+        seen.append(int(positions.cumsum(0)[2, 3]))  # differs from sample to sample: unknown
+
+    weft.dry_run(program, {"dp": 2}, reads=-1.0)
+    assert seen == [True, 10, -1, -1]

@@ -6,9 +6,10 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
   bookkeeping stays where it is);
 - counts memory (`Meter`), floating-point operations, and the time that they take; tensors that the
   program itself makes on the meta device have no memory in a run either, and do not count;
-- keeps the values of small tensors that follow from constants: positions, masks of ones. If the
-  program reads such a value, it gets it. An unknown value is `reads`, and positions that unknown
-  values decide (of the largest, of all in order) are those of random values.
+- keeps the values of small tensors that follow from constants: positions, masks of ones, also where
+  a large batch shares them. If the program reads such a value, it gets it. An unknown value is
+  `reads`, and positions that unknown values decide (of the largest, of all in order) are those of
+  random values.
 """
 
 from __future__ import annotations
@@ -204,26 +205,30 @@ class DryTensors(TorchDispatchMode):
             return
         written = func._schema.is_mutable
         values = [self.known(one) for one in given]
-        if (
-            any(value is None for value in values)
-            or (func in EMPTY and not self._takes_positions(results[0]))
-            or max([one.numel() for one in (*results, *given)]) > _KNOWN_NUMEL
+        found = None
+        if all(value is not None for value in values) and not (
+            func in EMPTY and not self._takes_positions(results[0])
         ):
-            if written:
-                self._lose([value for one, value in zip(given, values) if value is not None])
-            elif func in CHOOSES:
-                self._choose(func, args, kwargs, results)
-            return
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
-        try:
-            args, kwargs = map_tensors(self.known, (args, kwargs))
-            found = flatten(VALUES.get(func, func)(*args, **kwargs))
-        except (RuntimeError, NotImplementedError, IndexError):
-            return
-        for one, value in zip(results, found):
-            if _is_meta(one):
-                setattr(one, _VALUE, value)
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": torch.device("cpu")}
+            small = max([one.numel() for one in (*results, *given)]) <= _KNOWN_NUMEL
+            run = VALUES.get(func, func)
+            opened, named = map_tensors(self.known, (args, kwargs))
+            try:
+                if small or func.is_view:
+                    found = flatten(run(*opened, **named))
+                elif not written:
+                    found = _of_equal_samples(run, opened, named, results)
+            except (RuntimeError, NotImplementedError, IndexError):
+                return
+        if found is not None:
+            for one, value in zip(results, found):
+                if _is_meta(one) and value is not None:
+                    setattr(one, _VALUE, value)
+        elif written:
+            self._lose([value for value in values if value is not None])
+        elif func in CHOOSES:
+            self._choose(func, args, kwargs, results)
 
     def _takes_positions(self, made: torch.Tensor) -> bool:
         """Whether memory without values counts as known, as the program will write to all of it:
@@ -246,6 +251,40 @@ class DryTensors(TorchDispatchMode):
         for value in values:
             storage = value.untyped_storage()
             self._lost[storage._cdata] = StorageWeakRef(storage)
+
+
+def _of_equal_samples(
+    run: Any, args: Any, kwargs: Any, results: list[torch.Tensor]
+) -> list[torch.Tensor | None] | None:
+    """The results of an op on large operands whose samples (dim 0) are all one in memory, such as
+    positions that a batch shares.
+
+    What it makes of two such samples and of three says what it makes of all of them: results that
+    are equal for each sample, or do not depend on their number. None is for others.
+    """
+    given = flatten((args, kwargs))
+    num = max([len(one) for one in given if one.dim() and not one.stride(0)], default=0)
+    if any(one.numel() > _KNOWN_NUMEL and (len(one) != num or one.stride(0)) for one in given):
+        return None
+
+    def of(few: int) -> list[torch.Tensor]:
+        part = map_tensors(
+            lambda one: one[:few] if one.dim() and len(one) == num > few else one, (args, kwargs))
+        return flatten(run(*part[0], **part[1]))
+
+    found: list[torch.Tensor | None] = []
+    for one, two, three in zip(results, of(2), of(3)):
+        sample = three[:1].expand_as(three) if three.dim() else three
+        if two.shape == three.shape == one.shape and torch.equal(two, three):
+            found.append(three)
+        elif one.dim() and len(one) == num and len(two) == 2 and len(three) == 3 and (
+            three.shape[1:] == one.shape[1:] and torch.equal(three, sample)
+            and torch.equal(two, sample[:2])
+        ):
+            found.append(three[:1].expand(one.shape))
+        else:
+            found.append(None)
+    return found
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:
