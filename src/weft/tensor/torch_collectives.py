@@ -24,7 +24,7 @@ from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError
 
 __all__ = [
-    "Mixing", "check_mixing", "filled", "function_of", "is_global", "on_full", "refusal",
+    "Mixing", "beneath", "check_mixing", "filled", "function_of", "is_global", "on_full", "refusal",
     "refusal_of_plain", "sends",
 ]
 
@@ -80,6 +80,11 @@ def check_mixing(op: str) -> None:
 def on_full(name: str) -> AbstractContextManager[None]:
     """Inside runs the forward of a Function of this name, on full tensors."""
     return setting(_thread, function=name)
+
+
+def beneath() -> AbstractContextManager[None]:
+    """Inside are weft's own uses of ShardTensors, in whatever Function they are."""
+    return setting(_thread, function=None)
 
 
 def function_of() -> str | None:

@@ -26,6 +26,7 @@ from torch.autograd.graph import increment_version
 
 from weft.core import Layout
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.torch_collectives import beneath
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.tensor.versions import with_own_version
 from weft.tensor.views.cast_weight import gathered
@@ -141,7 +142,8 @@ class View:
         if _memory(base)._cdata != self.storage._cdata:  # `base.data = other`: torch leaves views
             self.base = None
             return
-        with torch.inference_mode(self.buffer.is_inference()), torch.set_grad_enabled(self.grad):
+        inference = torch.inference_mode(self.buffer.is_inference())
+        with beneath(), inference, torch.set_grad_enabled(self.grad):
             again: Any = flatten(self.func(*self.args, **self.kwargs))[self.place]
             if again._meta.layout != self.meta.layout:  # whether a gradient is wanted has changed
                 again = again.redistribute(placements=self.meta.layout)
@@ -167,7 +169,7 @@ class View:
         self.seen = None  # out of date, in case the base refuses the write
         self.check_recorded(recorded and torch.is_grad_enabled())
         value = wrap(self.buffer, self.meta.replace(requires_grad=self.buffer.requires_grad))
-        with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
+        with beneath(), torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
             write(self.func, self.args, self.kwargs, self.place, self.base, value)
         self.seen = _version(self.base)
 
