@@ -200,3 +200,23 @@ def test_plain_checkpoints_are_torchs() -> None:
         fake = torch.randn(3, 3, requires_grad=True)
         program(fake).sum().backward()
         assert fake.grad is not None and fake.grad.shape == (3, 3)
+
+
+def test_each_result_may_have_a_backward_of_its_own() -> None:
+    """The first one does not free what the second one recomputes with."""
+    def program(x: Any, v: Any, w: Any) -> Any:
+        return x @ v, w @ w.t()
+
+    plain = leaves()
+    for out in checkpoint(program, *plain, use_reentrant=False):
+        out.sum().backward()
+
+    def on_rank(mesh: Any) -> None:
+        given = [weft.distribute_tensor(one, mesh, where).detach().requires_grad_()
+                 for one, where in zip(leaves(), (P("x"), P(), P()))]
+        for out in checkpoint(program, *given, use_reentrant=False):
+            out.sum().backward()
+        for mine, one in zip(given, plain):
+            torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
+
+    weft.testing.run(on_rank, mesh={"x": 2})

@@ -71,16 +71,13 @@ class _Anchor:
     """What was saved first, for the results of one checkpoint to request it once in a backward."""
 
     def __init__(self, node: Any) -> None:
-        self.node: Any = node
-        self.task = -1
+        self.node, self.task = node, -1
 
     def request(self) -> None:
         task = _engine._current_graph_task_id()
         if task != self.task:
             self.task = task
             _ = self.node.saved_tensors
-        if not _engine._autograd._get_current_graph_task_keep_graph():
-            self.node = None  # it would keep the inputs alive
 
 
 class _Request(Function):
@@ -94,6 +91,8 @@ class _Request(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         ctx.anchor.request()
+        if not _engine._autograd._get_current_graph_task_keep_graph():
+            ctx.anchor = None  # the last result that lets go of it frees the inputs
         return grad, None
 
 
