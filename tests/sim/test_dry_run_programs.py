@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import weft
@@ -98,9 +99,26 @@ def accumulating(shardings: dict[str, P], path: Path) -> None:
                 mean[name].lerp_(one, 0.1)
 
 
+def recomputing(shardings: dict[str, P], path: Path) -> None:
+    """Layers with dropout are computed again: each keeps the state of torch's generator."""
+    mesh = weft.init_mesh(AXES)
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1)) for _ in range(6)]
+    model = weft.distribute_module(nn.Sequential(*layers), mesh, shardings=shardings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x = weft.ones(8, 16, mesh=mesh, placements=P("dp"), requires_grad=True)
+        for at, layer in enumerate(model):
+            x = checkpoint(layer, x, use_reentrant=at % 2 == step % 2)
+        x.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize(("program", "shardings"), [
     (pretraining, {"up.weight": P("tp"), "down.weight": P(None, "tp")}),
     (accumulating, {"*": P("dp")}),
+    (recomputing, {}),
+    (recomputing, {"*": P("dp")}),
 ])
 def test_as_a_run(
     program: Callable[..., None], shardings: dict[str, P], tmp_path: Path

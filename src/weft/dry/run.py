@@ -28,6 +28,7 @@ from weft.dry.report import DryRun, Memory
 from weft.dry.stand_ins import (
     Devices,
     autocast_regions,
+    forks,
     fused_attention,
     fused_optimizers,
     known_data,
@@ -111,7 +112,7 @@ def dry_run(
     crew = world.crew = Crew(rank, other, [_Script()])
     with (
         traffic.record() as log, known_data(), fused_attention(), fused_optimizers(),
-        mixed_precision(), autocast_regions(), _as_rank(world, tensors),
+        mixed_precision(), autocast_regions(), forks(), _as_rank(world, tensors),
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard

@@ -26,8 +26,8 @@ from weft.dry.tensors import DryTensors, by_weft
 from weft.tensor import ShardTensor
 from weft.tensor.trace import casts
 
-__all__ = ["Devices", "autocast_regions", "fused_attention",
-           "fused_optimizers", "known_data", "mixed_precision"]
+__all__ = ["Devices", "autocast_regions", "forks", "fused_attention", "fused_optimizers",
+           "known_data", "mixed_precision"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -143,6 +143,19 @@ def mixed_precision() -> Iterator[None]:
         setting(scaler, __init__=on_cpu(scaler.__init__, "device")),
     ):
         yield
+
+
+def forks() -> AbstractContextManager[None]:
+    """Inside, `fork_rng` keeps the generator's state also where a checkpoint computes tensors
+    without data again. For these torch keeps none."""
+    original = torch.random.fork_rng
+
+    @functools.wraps(original)
+    def fork(*args: Any, device_type: Any = None, **kwargs: Any) -> Any:
+        device = "cpu" if is_alone() and device_type == "meta" else device_type
+        return original(*args, device_type=device, **kwargs)
+
+    return setting(torch.random, fork_rng=fork)
 
 
 def fused_optimizers() -> AbstractContextManager[None]:

@@ -5,7 +5,8 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
 - turns every tensor that the program makes, on any device, into a meta tensor (weft's own
   bookkeeping stays where it is);
 - counts memory (`Meter`), floating-point operations, and the time that they take; tensors that the
-  program itself makes on the meta device have no memory in a run either, and do not count;
+  program itself makes on the meta device have no memory in a run either, and do not count, and the
+  states of torch's generator that checkpoints keep do;
 - keeps the values of small tensors that follow from constants: positions, masks of ones, also where
   a large batch shares them. If the program reads such a value, it gets it. An unknown value is
   `reads`, and positions that unknown values decide (of the largest, of all in order) are those of
@@ -41,6 +42,9 @@ _KNOWN_NUMEL = 1 << 20
 _VALUE = "_weft_value"
 """The attribute of a meta tensor that holds its values."""
 
+_STATE = torch.Generator().get_state().shape
+"""Of a state of torch's generator on the CPU."""
+
 _COPIES = _aten._to_copy.default
 _READS = _aten._local_scalar_dense.default
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
@@ -56,7 +60,7 @@ class DryTensors(TorchDispatchMode):
         super().__init__()
         self.reads, self.world, self.compute = reads, world, compute
         self.flops, self.seconds = 0, 0.0
-        self.meter = Meter(_is_meta)
+        self.meter = Meter(_has_memory)
         self.asks_for_meta = False
         """Whether the program names the meta device in the call that runs."""
         self._random = torch.Generator()
@@ -289,6 +293,11 @@ def _of_equal_samples(
 
 def _is_meta(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta"
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory in a run: those without data, and a state of the generator."""
+    return _is_meta(tensor) or (tensor.dtype is torch.uint8 and tensor.shape == _STATE)
 
 
 def _makes_tensors(func: Any) -> bool:
