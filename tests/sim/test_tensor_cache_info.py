@@ -16,6 +16,8 @@ import torch.nn.functional as F
 import weft
 from tests.sharded import Make, agree
 from weft import P
+from weft.tensor.trace.capture import capture
+from weft.tensor.trace.derivatives import differentiated
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 
@@ -332,3 +334,18 @@ def test_clearing_leaves_nothing_behind() -> None:
 
     for found in weft.testing.run(on_rank, mesh={"x": 2}):
         assert found == found[:1] * 4
+
+
+def test_what_was_asked_of_derivatives_leaves_nothing_behind() -> None:
+    """Of ops whose gradient has gradients, and is computed of results that are saved."""
+    def metas() -> int:
+        gc.collect()
+        return sum(type(one) is torch.Tensor and one.is_meta for one in gc.get_objects())
+
+    before = metas()
+    for function in (torch.exp, torch.tanh, F.gelu):
+        given = torch.empty(3, 5, device="meta")
+        trace = capture(function, (given,), {}, [given])
+        assert differentiated(trace.ops[0], trace.metas, [0]) == ((0,),)
+        del given, trace
+    assert metas() == before

@@ -27,8 +27,10 @@ _UNSEEN = torch.autograd.graph.saved_tensors_hooks
 """Innermost, it keeps what is saved here from the hooks of the user and of checkpointing."""
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """What is saved of a tensor. A result that is saved with its history would keep the graph that
+    keeps it."""
+    return tensor.detach()
 
 
 def differentiated(
@@ -131,7 +133,7 @@ def edges(
             for index, again, on, mine in zip(wanted, linear, curved, has) if mine
         )
 
-    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
+    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_kept, lambda kept: kept)
     with torch.enable_grad(), quietly[0], quietly[1], unwatched():
         return tuple(map(behind, flatten(call(given))))
 
