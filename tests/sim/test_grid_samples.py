@@ -157,6 +157,29 @@ def test_points_nowhere() -> None:
                         one.float(), due, atol=size, rtol=size, equal_nan=True)
 
 
+@pytest.mark.parametrize("sizes", [(0, 2, 1), (3, 0, 0)])
+def test_second_derivatives_where_shards_are_empty(sizes: tuple[int, ...]) -> None:
+    """A rank without rows sends the gradients' gradients as the others do."""
+    torch.manual_seed(2)
+    x = torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    grid = torch.rand(2, 3, 4, 2, dtype=torch.float64) - 0.4
+
+    def twice(x: Any, grid: Any) -> list[Any]:
+        operands = x.requires_grad_(), grid.requires_grad_()
+        out = F.grid_sample(*operands, "bilinear", "border", False).sin()
+        grads = torch.autograd.grad(out.sum(), operands, create_graph=True)
+        return [*torch.autograd.grad((grads[0].sin() * grads[0]).sum() + grads[1].sin().sum(), operands)]
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        image = weft.distribute_tensor(x, mesh, Layout(mesh, x.shape, P(None, None, "x"), {2: sizes}))
+        points = weft.distribute_tensor(grid, mesh, Layout(mesh, grid.shape, P(None, "x"), {1: sizes}))
+        return [one.full_tensor() for one in twice(image, points)]
+
+    due = twice(x.clone(), grid.clone())
+    for got in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(got, due)
+
+
 ROW = 3 * 8 * 8
 """Bytes of a row of 8 columns and 3 channels."""
 

@@ -13,7 +13,16 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from weft.comm import Communicator
 from weft.transport import traffic
 
-__all__ = ["AllToAll"]
+__all__ = ["AllToAll", "in_line"]
+
+
+def in_line(parts: Sequence[Tensor]) -> Tensor:
+    """The elements of all parts, part by part, as a flat tensor.
+
+    The gradient of torch's `cat` of flat parts is constant zeros for those without elements, so that
+    the ranks that have only such parts would lack the exchange in the second derivative.
+    """
+    return torch.cat([part.reshape(-1, 1) for part in parts]).view(-1)
 
 
 class AllToAll:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Interval, Layout
+from weft.ops.all_to_all import in_line
 from weft.ops.sorting.splitting import Row
 from weft.transport import Shards
 
@@ -55,7 +56,7 @@ class BoxExchange:
         shapes = [self._shape(x, _common(each, box)) for each in self._owned]
         sizes = [math.prod(shape) for shape in shapes]
         sizes[self._mine] = 0
-        sent = torch.cat([part.reshape(-1) for part in parts])
+        sent = in_line(parts)
         got = self._row.exchange(sent, [part.numel() for part in parts], sizes).split(sizes)
         return self._joined([
             kept if at == self._mine else part.view(shape)
