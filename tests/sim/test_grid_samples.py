@@ -186,17 +186,18 @@ ROW = 3 * 8 * 8
 
 def test_bytes_and_memory_of_a_warp() -> None:
     """A rank receives the rows around its points that it does not own, each once: of points half a
-    row below their places one, of an image that is turned over all. No rank has the whole image."""
+    row below their places one, of an image that is turned over all. No rank has the whole image. A
+    cubic needs one row more at either side, and beyond the ends rows of the same rank."""
     x, near = torch.randn(1, 3, 64, 8, dtype=torch.float64), _identity(64, 8, aligned=False)
     near[..., 1] += 1 / 64
     far = near.flip(1)
 
-    def on_rank(mesh: Any, grid: Tensor) -> tuple[dict[str, int], float]:
+    def on_rank(mesh: Any, grid: Tensor, *how: str) -> tuple[dict[str, int], float]:
         image = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
         points = weft.distribute_tensor(grid, mesh, P(None, "x"), src_data_rank=None)
         image.requires_grad_()
         with weft.explain() as log, peak_memory(image, points) as memory:
-            F.grid_sample(image, points, align_corners=False).sum().backward()
+            F.grid_sample(image, points, *how, align_corners=False).sum().backward()
         totals = {name: sum(event.nbytes for event in log.events if event.collective == name)
                   for name in ("AllToAll", "all_gather")}
         return totals, memory.peak
@@ -207,6 +208,9 @@ def test_bytes_and_memory_of_a_warp() -> None:
     got = weft.testing.run(lambda mesh: on_rank(mesh, near), mesh={"x": 4})
     assert [found["AllToAll"] for found, _ in got] == [ROW, 2 * ROW, 2 * ROW, ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4
+    for pad in ("border", "reflection"):
+        got = weft.testing.run(lambda mesh, p=pad: on_rank(mesh, near, "bicubic", p), mesh={"x": 4})
+        assert [found["AllToAll"] for found, _ in got] == [3 * ROW, 6 * ROW, 6 * ROW, 3 * ROW], pad
     got = weft.testing.run(lambda mesh: on_rank(mesh, far), mesh={"x": 4})
     assert [found["AllToAll"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4

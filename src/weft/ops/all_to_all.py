@@ -17,12 +17,14 @@ __all__ = ["AllToAll", "in_line"]
 
 
 def in_line(parts: Sequence[Tensor]) -> Tensor:
-    """The elements of all parts, part by part, as a flat tensor.
+    """The elements of all parts of one tensor, part by part, as a flat tensor.
 
-    The gradient of torch's `cat` of flat parts is constant zeros for those without elements, so that
-    the ranks that have only such parts would lack the exchange in the second derivative.
+    Its gradient reaches the tensor also where no part has elements (not so by torch's `cat`): such
+    ranks take part in the second derivative. Other parts without elements are left out, as the
+    gradient of each would be as large as the tensor.
     """
-    return torch.cat([part.reshape(-1, 1) for part in parts]).view(-1)
+    some = [part.reshape(-1) for part in parts if part.numel()]
+    return torch.cat(some) if len(some) > 1 else some[0] if some else parts[0].reshape(-1)
 
 
 class AllToAll:

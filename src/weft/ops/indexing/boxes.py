@@ -52,7 +52,7 @@ class BoxExchange:
         told = self._row.gather(torch.tensor(box, device=x.device)).tolist()
         own = self._owned[self._mine]
         parts = [self._part(x, _common(own, each), own) for each in told]
-        kept, parts[self._mine] = parts[self._mine], x.new_empty(0)
+        kept, parts[self._mine] = parts[self._mine], x.narrow(self._dims[0], 0, 0)
         shapes = [self._shape(x, _common(each, box)) for each in self._owned]
         sizes = [math.prod(shape) for shape in shapes]
         sizes[self._mine] = 0
