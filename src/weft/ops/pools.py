@@ -161,9 +161,8 @@ def _unpool(num: int) -> Callable[..., Composite | None]:
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Composite | None:
-        """Along the first dim of positions, values go to the shards that their places name."""
-        dims = [layout.dims[-num:] for layout in layouts]
-        if not any(its[0] for its in dims) or any(any(its[1:]) for its in dims):
+        """Values go to the shards of rows that their places name."""
+        if not any(any(layout.dims[-num:]) for layout in layouts):
             return None
         return None if 0 in call.tensors[0].shape else Composite(_unpooled)
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from weft.ops.all_to_all import AllToAll
+from weft.ops.all_to_all import AllToAll, in_line
 from weft.ops.sorting.unsigned import to_order
 from weft.transport import Shards, traffic
 
@@ -79,7 +79,7 @@ class Row(AllToAll):
         if order == [*range(self.num)]:
             return self.send(x, send, recv)
         given = x.split(list(send))
-        got = self.send(torch.cat([given[block] for block in order]),
+        got = self.send(in_line([given[block] for block in order]),
                         [send[block] for block in order], [recv[block] for block in order])
         return self._by_block(got, recv)
 
@@ -91,7 +91,7 @@ class Row(AllToAll):
         """What came by rank, in the order of blocks."""
         order = self._blocks()
         parts = dict(zip(order, got.split([sizes[block] for block in order])))
-        return torch.cat([parts[block] for block in range(self.num)])
+        return in_line([parts[block] for block in range(self.num)])
 
     def _tell(self, what: str, collective: str, nbytes: int) -> None:
         if traffic.STATE.on and self.num > 1:
