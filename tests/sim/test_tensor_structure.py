@@ -224,6 +224,19 @@ def test_a_number_that_was_a_length(checker: Checker) -> None:
         assert seen == [((6, 8),) * 3] * 4
 
 
+@pytest.mark.parametrize("spec", [P(), P("x"), P(partial={"x": "sum"})], ids=str)
+@ranks(x=2)
+def test_a_view_that_has_to_copy_is_told_its_size(mesh: Any, spec: P, checker: Checker) -> None:
+    """The copy hides that the local op is `reshape`, whose size is another for other lengths."""
+    for rows, columns in ((9, 7), (7, 9), (6, 5), (12, 7)):
+        full = torch.arange(8.0 * rows * columns).view(2, rows, 4, columns)
+        x = weft.distribute_tensor(full, mesh, spec)
+        for mine, due in ((x, x.full_tensor()), (x[..., 1:], x.full_tensor()[..., 1:])):
+            mine, due = (one.transpose(1, 2).reshape(8, rows, one.shape[-1]) for one in (mine, due))
+            assert mine.to_local().shape == mine.sharding.local_shape_at(mesh.here)
+            torch.testing.assert_close(mine.full_tensor(), due)
+
+
 def test_lengths_that_happen_to_be_equal(checker: Checker) -> None:
     """The rule of `gather` compares them: where they are equal, both are sharded alike."""
     def on_rank(mesh: Any) -> list[str]:

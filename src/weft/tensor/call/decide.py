@@ -214,7 +214,7 @@ class Builder:
         results = self._results(decision, moves, varying, any(wants), brought)
         slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
-        sized = None if decision.args is None else self._sized()
+        sized = None if args is None else self._sized()
         self.by_form = self._is_by_form(decision, sized is not None) and not anchor
         made = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         return Step(
