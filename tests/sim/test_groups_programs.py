@@ -241,3 +241,24 @@ def test_gradients_are_those_of_one_process(program: Any, spec: P) -> None:
 
     for found in weft.testing.run(on_rank, mesh={"dp": 3}):  # rank 2 has no shard
         torch.testing.assert_close(found, [one.grad for one in plain.layers.parameters()])
+
+
+@pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replicated"])
+def test_a_gradient_penalty_where_a_rank_has_no_rows(spec: P) -> None:
+    def gradients(model: Any, x: Any) -> list[Tensor]:
+        grad, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (grad.norm(dim=1) - 1).square().mean().backward()
+        return [one.grad for one in model.parameters() if one.grad is not None]
+
+    def chain() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        model = weft.distribute_module(chain(), mesh, shardings={"*": spec})
+        x = weft.distribute_tensor(X[:2], mesh, P("dp")).requires_grad_()
+        return [one.full_tensor() for one in gradients(model, x)]  # type: ignore[attr-defined]
+
+    due = gradients(chain(), X[:2].clone().requires_grad_())
+    for found in weft.testing.run(on_rank, mesh={"dp": 3}):
+        torch.testing.assert_close(found, due)

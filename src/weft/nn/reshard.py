@@ -17,6 +17,7 @@ from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner.moving import Move, moving
 from weft.tensor import ShardTensor
 from weft.tensor.modes import source_line
+from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.layouts import as_layout, local_to_sharded
 from weft.tensor.placing.operands import as_value
 from weft.tensor.views.moved import unwrap_view
@@ -93,7 +94,7 @@ def _moved(
             Move(tensor._meta.layout, layout, str(tensor.dtype).removeprefix("torch."))
             for tensor, _, layout in tensors
         ], bucket_nbytes)
-        xs = [unwrap_view(landed(tensor._local)) for tensor, _, _ in tensors]
+        xs = [local_data(tensor) for tensor, _, _ in tensors]
         comm = meshes[0].world.across(*meshes)
         with torch.no_grad(), traffic.label(
             "reshard", source_line() if traffic.STATE.on else "", "asked for"

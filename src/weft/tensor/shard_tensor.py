@@ -407,6 +407,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
         if meta.requires_grad:
             meta = meta.replace(requires_grad=False)
         out = wrap(self._local.detach(), meta)
+        if meta.varying:
+            hooks.hold(out._local)
         return out if meta.shape and meta.shape.numel() != 1 else pass_known(self, out)
 
     @property

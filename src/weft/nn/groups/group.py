@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh
+from weft.core import Layout
 from weft.errors import StrictError
 from weft.nn.groups.buckets import Buckets
 from weft.nn.groups.kind import Dtypes, Kind, autocast_dtype, kind_of
@@ -113,9 +114,11 @@ class Line:
             if group not in self.touched:
                 self.touched.append(group)
 
-    def passes(self, group: Group) -> None:
-        """In backward: everything after the group's input has its gradients."""
+    def passes(self, group: Group, given: Sequence[Layout]) -> None:
+        """In backward: everything after the group's input, of these layouts, has its gradients."""
         if self.backward is None or not group.is_open:
+            return
+        if group.is_left and any(one.has_empty_shards for one in given):  # see `_end_at`
             return
         if not self.keeps:
             self.passed.add(group)
@@ -277,10 +280,18 @@ class Group:
                 pack.hide()
 
     def _end_at(self, given: Sequence[Tensor]) -> None:
-        """End the group when the gradient of the input that was made last arrives."""
-        last, number = None, -1
+        """End the group when the gradient of the input that was made last arrives.
+
+        On a rank whose shard of it is empty, the graph of a backward may reach the op that made the
+        input and not the input, which is tied to that op's operands. So these groups end with the
+        backward through such a graph.
+        """
+        last, number, layouts = None, -1, list[Layout]()
         for one in given:
-            local = unwrap_view(one._local) if type(one) is ShardTensor else one
+            local = one
+            if type(one) is ShardTensor:
+                local = unwrap_view(one._local)
+                layouts.append(one._meta.layout)
             if not local.requires_grad:
                 continue
             node = local.grad_fn
@@ -289,7 +300,7 @@ class Group:
                 last, number = local, mine
         if last is not None and (last.grad_fn is not None or in_backward()):
             me: weakref.ref[Group] = weakref.ref(self)
-            last.register_hook(lambda _: _passes(me))
+            last.register_hook(lambda _: _passes(me, layouts))
 
     # Of all packs.
 
@@ -356,7 +367,7 @@ class _Calling:
             self.call(self.line, group)
 
 
-def _passes(group: weakref.ref[Group]) -> None:
+def _passes(group: weakref.ref[Group], given: Sequence[Layout]) -> None:
     found = group()
     if found is not None:
-        found.line.passes(found)
+        found.line.passes(found, given)
