@@ -26,6 +26,7 @@ from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
 from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = [
@@ -59,6 +60,10 @@ def _made_up() -> World | None:
     return current_recording_world() or current_simulated_world()
 
 
+@also_called({
+    "device": 'weft.init_mesh({"dp": 2, "tp": 2}, "cuda")',
+    "devices": 'weft.init_mesh({"dp": 2, "tp": 2}, ranks=[0, 2, 1, 3])',
+}, mesh_shape="axes", axis_shapes="axes", axis_names="mesh_dim_names", device_ids="ranks")
 def init_mesh(
     axes: Mapping[str, int] | Sequence[int] | int | Mesh | str,
     device_type: str | Sequence[int] = "cpu",
@@ -217,6 +222,10 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
     fix = 'weft.init_mesh({"dp": 2, "tp": 2})'
     if isinstance(mesh, P) or is_placements(mesh):
         fix = f"placements={mesh!r}"
+    elif isinstance(mesh, str):
+        fix = f"placements=P({mesh!r})"
+    elif isinstance(mesh, (tuple, list)) and any(isinstance(one, str) for one in mesh):
+        fix = f"P({', '.join(map(repr, mesh))}), after the mesh"
     elif isinstance(mesh, Mapping) or type(mesh) is int:
         fix = f"weft.init_mesh({mesh!r})"
     said = "it" if isinstance(mesh, torch.Tensor) else repr(mesh)  # not all of its values

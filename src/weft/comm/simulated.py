@@ -39,6 +39,7 @@ from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.comm.turns import Runner
 from weft.core import AxisName, Mesh
+from weft.core.names import also_called
 from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = [
@@ -188,6 +189,7 @@ def current_simulated_world() -> SimulatedWorld | None:
     return None if runner is None else runner.world
 
 
+@also_called(None, "run", world_size="num_ranks", nprocs="num_ranks")
 def run_simulated(
     fn: Callable[[BoundMesh], T],
     num_ranks: int | Mapping[str, int] | Sequence[int] | Mesh | None = None,

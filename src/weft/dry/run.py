@@ -22,6 +22,7 @@ from weft.comm import BoundMesh, Recorded, RecordingWorld, recording, source_lin
 from weft.comm.alone import alone
 from weft.comm.crew import Crew
 from weft.core import Mesh
+from weft.core.names import also_called
 from weft.dry.compute import Compute
 from weft.dry.devices import device_named
 from weft.dry.report import DryRun, Memory
@@ -50,6 +51,7 @@ class _Enough(BaseException):
     """Ends a program after its steps. Not an Exception, so that user code passes it on."""
 
 
+@also_called({"device_type": 'device="h100"'}, device_mesh="mesh")
 def dry_run(
     fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
     links: Links | str | None = None, *, compute: Compute | None = None, steps: int | None = 2,

@@ -61,7 +61,7 @@ def form_of(mesh: BoundMesh, ndim: int, placements: Any) -> Layout:
             type(one)(one.dim) if isinstance(one, Shard) and one.sizes else one
             for one in placements
         ]
-    return Layout(mesh, (0,) * ndim, placements)
+    return Layout.placed(mesh, (0,) * ndim, placements, "from_local(placements)")
 
 
 def said_layout(
@@ -87,7 +87,7 @@ def said_layout(
     if shapes is not None:
         told = _together(told, _of_shapes(form, shapes), ndim)
     if shape is not None:
-        return Layout(mesh, shape, placements, sizes=told or None)
+        return Layout.placed(mesh, shape, placements, "from_local(placements)", told or None)
     told = {_dim(dim, ndim): given for dim, given in told.items()}
     placed = {
         one.dim % ndim: one.sizes for one in placements if getattr(one, "sizes", None)
@@ -107,7 +107,7 @@ def said_layout(
             f"from_local({name})", f"{len(told)} dims are given, and {len(wrong)} that the "
             f"placements shard are not", "without shape=, every sharded dim has its "
             "sizes, one per shard", wrong, _FIX)
-    return Layout(mesh, lengths, placements, sizes=told or None)
+    return Layout.placed(mesh, lengths, placements, "from_local(placements)", told or None)
 
 
 def _dim(dim: Any, ndim: int) -> Any:
