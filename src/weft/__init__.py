@@ -126,7 +126,10 @@ def _in_its_place(name: str) -> str:
     for room in (*_PUBLIC_ROOMS, "local.collectives"):
         if name in getattr(sys.modules.get(f"weft.{room}"), "__all__", ()):
             return f"; it is weft.{room.removeprefix('local.')}.{name}"
-    return importlib.import_module("weft.core.counterparts").said_of(name)
+    told = importlib.import_module("weft.core.counterparts").said_of(name)
+    if not told and callable(getattr(sys.modules.get("torch"), name, None)):
+        return f"; torch has torch.{name}"
+    return told
 
 
 def __dir__() -> list[str]:

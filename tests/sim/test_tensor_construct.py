@@ -254,7 +254,7 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
         lambda x: x.redistribute(), PlacementError,
         ["redistribute(): neither a mesh nor placements are given for [5@dp, 6].",
          "  Rule: redistribute needs a mesh or placements.", "  Offenders: placements=None",
-         "  Fix: x.redistribute(placements=[Replicate()])"],
+         "  Fix: x.redistribute(placements=P())"],
     ),
     "distributed already": (
         lambda x: weft.distribute_tensor(x, x.device_mesh, P("tp")), LayoutError,

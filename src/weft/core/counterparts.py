@@ -21,8 +21,10 @@ COUNTERPARTS = {
     "NamedSharding": "weft.Layout(mesh, shape, P(...)), or a mesh and a P",
     "PartitionSpec": "weft.P",
     "PositionalSharding": "weft.Layout(mesh, shape, P(...))",
+    "addressable_shards": "x.to_local() and x.sharding.box(mesh.rank)",
     "checkpoint": "torch.distributed.checkpoint, which takes ShardTensors",
     "device_put": "weft.distribute_tensor(x, mesh, P(...))",
+    "enable_spmd": "nothing to switch on: a tensor is sharded when it is made so",
     "from_local": "weft.ShardTensor.from_local",
     "full_tensor": "x.full_tensor()",
     "fully_shard": _SHARDED,
@@ -45,7 +47,9 @@ COUNTERPARTS = {
     "shard_tensor": "weft.distribute_tensor(x, mesh, P(...))",
     "to_local": "x.to_local()",
     "use_mesh": "with mesh: ...",
+    "use_spmd": "nothing to switch on: a tensor is sharded when it is made so",
     "visualize_array_sharding": "weft.show(x)",
+    "XLAShardedTensor": "weft.ShardTensor",
     "with_sharding_constraint": "x.redistribute(placements=P(...))",
 }
 """A name of torch, JAX, torch_xla or PhysicsNeMo -> what stands in its place."""

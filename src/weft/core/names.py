@@ -37,7 +37,7 @@ def also_called(
     """Let a function also take arguments by other names: other name -> its own.
 
     Args:
-        advice: unknown name -> the code that does what was meant.
+        advice: unknown name -> the code that does what was meant; "" stands for all others.
         call: the function's public name, if it is not that of its definition.
         names: other name -> own name.
 
@@ -113,7 +113,7 @@ def _unknown(
         for name in unknown:
             near = difflib.get_close_matches(name, [*own, *names] if len(name) > 2 else [], 1, 0.55)
             fixes += [f"{call}(..., {names.get(one, one)}=...)" for one in near]
-    fix = "; ".join(dict.fromkeys(fixes)) or "one of these names"
+    fix = "; ".join(dict.fromkeys(fixes)) or advice.get("", "one of these names")
     return ShardTypeError(
         f"{call}({', '.join(f'{name}=' for name in unknown)})",
         f"{len(unknown)} named argument{'s are' if len(unknown) > 1 else ' is'} none of its "

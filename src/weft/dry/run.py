@@ -18,7 +18,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from weft.comm import BoundMesh, Recorded, RecordingWorld, recording, source_line
+from weft.comm import (
+    BoundMesh,
+    Recorded,
+    RecordingWorld,
+    check_takes_mesh,
+    recording,
+    source_line,
+)
 from weft.comm.alone import alone
 from weft.comm.crew import Crew
 from weft.core import Mesh
@@ -86,6 +93,7 @@ def dry_run(
         ShardTypeError: no step, no links, or no device.
         Exception: whatever the program raises.
     """
+    check_takes_mesh("dry_run", fn)
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
     if not 0 <= rank < value.size():
         raise MeshError(

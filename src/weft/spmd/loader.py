@@ -127,6 +127,12 @@ class ShardedLoader:
         self, dataloader: DataLoader, placements: Any, *, mesh: MeshLike | None = None,
         device: Any = None,
     ) -> None:
+        if not hasattr(dataloader, "batch_sampler"):
+            raise ShardTypeError(
+                "ShardedLoader(dataloader)", f"it is of type {type(dataloader).__name__}",
+                "each rank loads its own samples, as a DataLoader says",
+                [type(dataloader).__name__], "torch.utils.data.DataLoader(dataset, batch_size); or "
+                "weft.distribute_tensor(batch, mesh, P(...)) for each batch")
         self.dataloader, self.device = dataloader, device
         self.specs = _as_specs(placements, mesh)
         self._local = self._local_loader()

@@ -75,11 +75,14 @@ def from_callback(
     given: Any = tuple(shape) if isinstance(shape, Iterable) else shape
     bound, layout = place("weft.from_callback", shape_of("weft.from_callback", (given,)),
                           {"mesh": mesh, "placements": placements})
-    if layout.is_partial or fn is None:
-        facts = f"the layout is {layout}" if fn is not None else "fn is None"
+    if not callable(fn):
+        raise ShardTypeError(
+            _CALL, f"fn is of type {type(fn).__name__}", "each rank calls fn(index) for its block",
+            [type(fn).__name__], "weft.from_callback(shape, mesh, P(...), lambda i: data[i])")
+    if layout.is_partial:
         raise LayoutError(
-            _CALL, facts, "fn gives the values of a block, which are no partial ones",
-            [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
+            _CALL, f"the layout is {layout}", "fn gives the values of a block, which are no "
+            "partial ones", [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
     layout = _on_chunks(_CALL, layout, chunks)
     block, fault = _block(bound, layout, fn, dtype)
     if bound.here is not None:

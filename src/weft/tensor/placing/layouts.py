@@ -71,6 +71,8 @@ def check_tensor(value: Any, call: str) -> None:
     if not isinstance(value, torch.Tensor):
         kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
         fix = "torch.from_numpy(array)" if kind.startswith("numpy.nd") else "torch.tensor(value)"
+        if isinstance(value, torch.nn.Module):
+            fix = "weft.distribute_module(module, mesh, shardings=...), or its parameters"
         raise ShardTypeError(
             call, f"it is of type {kind}", "what becomes a ShardTensor is a torch.Tensor",
             [kind], fix)

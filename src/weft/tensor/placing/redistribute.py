@@ -100,7 +100,7 @@ class _Move:
                 "redistribute()", f"neither a mesh nor placements are given for "
                 f"{meta.layout}", "redistribute needs a mesh or placements",
                 ["placements=None"],
-                "x.redistribute(placements=[Replicate()])")
+                "x.redistribute(placements=P())")
         target = mesh if device_mesh is None else as_bound_mesh(
             device_mesh, "redistribute(device_mesh)")
         layout, order = as_layout(
