@@ -13,6 +13,7 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
+from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner.moving import Move, moving
 from weft.tensor import ShardTensor
@@ -31,6 +32,7 @@ __all__ = ["reshard"]
 _CALL = "reshard(state, to)"
 
 
+@also_called(mesh="to", device_mesh="to")
 def reshard(
     state: Mapping[str, Any], to: Any, shardings: Mapping[str, Any] | None = None, *,
     bucket_nbytes: int = 64 << 20,
@@ -138,7 +140,8 @@ def _targets(
         found = next((one for one in table if fnmatchcase(name, one)), None)
         idle.discard(found)
         try:
-            out[name] = mesh, as_layout(mesh, tensor.shape, None if found is None else table[found])
+            spec = None if found is None else table[found]
+            out[name] = mesh, as_layout(mesh, tensor.shape, spec, "reshard(shardings)")
         except WeftError as error:
             error.add_note(f"  in reshard, for {name}")
             raise

@@ -18,7 +18,8 @@ import torch
 from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
-from weft.core.arguments import MeshLike, Placements, also_called
+from weft.core.arguments import MeshLike, Placements
+from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import message
 from weft.tensor.below_autograd import refused_below_autograd
 from weft.tensor.counts import CALLS
@@ -263,7 +264,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
     # Between layouts, and to and from local tensors.
 
     @staticmethod
-    @also_called(mesh="device_mesh")
+    @also_called(mesh="device_mesh", global_shape="shape", **PLACEMENTS)
     def from_local(
         local_tensor: torch.Tensor,
         device_mesh: MeshLike | Placements | None = None,
@@ -310,7 +311,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
             grad_placements=grad_placements,
         )
 
-    @also_called(mesh="device_mesh")
+    @also_called(ADVICE, mesh="device_mesh", **PLACEMENTS)
     def redistribute(
         self, device_mesh: MeshLike | Placements | None = None,
         placements: Placements | None = None, *, async_op: bool = False,
