@@ -69,6 +69,12 @@ def test_text_of_freed_memory_says_so(mesh: Any) -> None:
         assert "freed" in repr(one) and "freed" in f"{[one._local]}"
 
 
+def test_text_of_tensors_without_a_storage() -> None:
+    said: list[str] = []
+    torch.func.vmap(lambda x: (said.append(repr(x)), x)[1])(torch.ones(3, 2))
+    assert "BatchedTensor" in said[0]
+
+
 @ranks(dp=2)
 def test_what_shares_the_memory_outlives_the_module(mesh: Any) -> None:
     layer, weight = trained(mesh)

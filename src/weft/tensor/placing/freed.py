@@ -20,6 +20,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
+from weft.transport.nodes import is_wrapped
 
 __all__ = [
     "Freed", "fill", "filled", "hold", "is_used", "keep", "local_data", "memory_of", "register",
@@ -97,7 +98,8 @@ def text(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> str:
     """torch's text of a plain tensor. One whose memory is freed is in no module's hands, but in the
     variables of a traceback: to print it is no collective."""
     if type(tensor) is Tensor and tensor.layout is strided and tensor.numel() and (
-        tensor.device.type != "meta" and not tensor.untyped_storage().nbytes()
+        tensor.device.type != "meta" and not is_wrapped(tensor)
+        and not tensor.untyped_storage().nbytes()
     ):
         return f"tensor(freed, size={tuple(tensor.shape)}, dtype={tensor.dtype})"
     return original(tensor, *args, **kwargs)
