@@ -282,6 +282,51 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in timed)
 
 
+ENDS = {
+    "sys.exit(0)": (0, "rank 0 of 64 (dp=64), the program"),
+    "sys.exit(3)": (3, ""),
+    "f(mesh)": (1, """\
+Traceback (most recent call last; frames of weft and torch with WEFT_DEBUG=1):
+  File "{0}", line 5, in <module>
+    f(mesh)
+  File "{0}", line 4, in f
+    def f(mesh): weft.ones(4, mesh=mesh, spec=weft.P("tp"))
+weft.errors.MeshError: weft.ones(placements=P('tp')): 1 of 1 names fit none of the 1 axes of \
+Mesh(dp=64)."""),
+    "f(": (1, """\
+  File "{0}", line 5
+    f(
+     ^
+SyntaxError: '(' was never closed"""),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_how_a_script_ends(end: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A script's own mistakes are shown with its own lines, as `weft run` shows them."""
+    monkeypatch.setattr("sys.argv", ["weft"])
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.delenv("WEFT_DEBUG", raising=False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    script = tmp_path / "train.py"
+    script.write_text("import sys, weft\nmesh = weft.init_mesh({'dp': 64})\n\n"
+                      f'def f(mesh): weft.ones(4, mesh=mesh, spec=weft.P("tp"))\n{end}\n')
+    done = CliRunner().invoke(main, ["dry", "--mesh", "dp=64", str(script)])
+    code, told = ENDS[end]
+    assert done.exit_code == code
+    assert done.output.startswith(told.format(script)), done.output
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    (["--trace", "no where/a.json"], "there is no folder 'no where'"),
+    (["--links", "a.json"], "File 'a.json' does not exist"),
+])
+def test_files_are_looked_for_before_the_script_runs(options: list[str], told: str) -> None:
+    done = CliRunner().invoke(main, ["dry", "--mesh", "dp=64", *options, __file__])
+    assert done.exit_code == 2 and told in done.output
+
+
 def test_positions_that_a_large_batch_shares_are_known() -> None:
     """Values of 4 million elements, of which 4,096 are stored, as of a causal mask."""
     seen: list[Any] = []

@@ -18,6 +18,7 @@ import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 __all__ = ["told"]
 
@@ -53,10 +54,12 @@ def main() -> None:
 
 def told(error: BaseException) -> str:
     """The traceback, without frames of weft and torch if any other remains."""
-    said = traceback.TracebackException.from_exception(error)
+    said: Any = traceback.TracebackException.from_exception(error)
     everything = os.environ.get("WEFT_DEBUG", "") not in ("", "0")
     if not everything:
-        _shorten(said, outermost=True)
+        found = _shorten(said, outermost=True)
+        if not found and isinstance(error, SyntaxError):  # of the script itself: as Python says it
+            said.stack = None
     text = "".join(said.format()).rstrip()
     if not everything and not isinstance(error, SyntaxError):
         text = text.replace(
