@@ -45,7 +45,7 @@ def main() -> None:
     try:
         code = compile(Path(script).read_bytes(), script, "exec")
         exec(code, module.__dict__)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:  # interrupted, it says where it was
         _report(error)
     else:
         return
@@ -86,7 +86,7 @@ def _shorten(said: traceback.TracebackException, outermost: bool = False) -> boo
     return bool(frames)
 
 
-def _report(error: Exception) -> None:
+def _report(error: BaseException) -> None:
     """Print it once for all ranks with the same error."""
     # The launcher ends the others as soon as one has ended; what has begun is said all the same.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

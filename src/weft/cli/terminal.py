@@ -15,7 +15,10 @@ import click
 from weft.drawing import Drawing, Line
 from weft.errors import WeftError, message
 
-__all__ = ["RefusedError", "ScriptError", "check_folder", "coloured", "explained", "print_drawing", "width"]
+__all__ = [
+    "RefusedError", "ScriptError", "check_folder", "coloured", "explained", "print_drawing",
+    "width",
+]
 
 _MAX_WIDTH = 160
 
