@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -280,6 +280,24 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     timed = [event for event in events if event["ph"] == "X"]
     assert timed and {event["ph"] for event in events} <= {"X", "M"}
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in timed)
+
+
+def test_evaluation_in_inference_mode() -> None:
+    """There operations arrive whole that are made of others: item, conv2d, linear."""
+    def evaluate(mode: Any) -> Any:
+        def program(mesh: Any) -> None:
+            model = weft.distribute_module(
+                nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 5)), mesh)
+            x = weft.ones(4, 2, 6, 6, mesh=mesh, placements=P("dp"))
+            with mode():
+                seen.append(model(x).softmax(-1).max(-1).values.mean().item())
+
+        found = weft.dry_run(program, {"dp": 2})
+        return found.memory.peak, found.flops, [str(one) for one in found.log.events]
+
+    seen: list[float] = []
+    peak, flops, events = evaluate(torch.no_grad)
+    assert evaluate(torch.inference_mode) == (peak, flops, events) and flops and seen == [0.0, 0.0]
 
 
 ENDS = {
