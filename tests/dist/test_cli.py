@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from weft.cli import rank
 from weft.cli.main import main
 
 WEFT = [sys.executable, "-m", "weft"]
@@ -139,6 +140,18 @@ def test_the_error_of_one_rank_stands_before_those_who_waited(tmp_path: Path) ->
     assert lines[1:3] == [f'  File "{script}", line 12, in <module>', '    {}["missing"]']
     assert lines[3] == "KeyError: 'missing'"
     assert {*lines[4:]} <= {"rank 0 stopped waiting for the others"}
+
+
+def test_an_interrupted_rank_says_where_it_was(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("def wait():\n    raise KeyboardInterrupt\nwait()\n")  # as Ctrl-C does
+    done = subprocess.run(
+        [sys.executable, rank.__file__, str(script)], capture_output=True, text=True, check=False,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", rank.REPORTS: str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        f'  File "{script}", line 3, in <module>', "    wait()",
+        f'  File "{script}", line 2, in wait', "    raise KeyboardInterrupt", "KeyboardInterrupt"]
 
 
 def test_a_script_that_cannot_be_read_says_where(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "--out a.pdf: 'a.pdf' ends in '.pdf'.\n  Rule: a drawing is written as .svg, .png or "
         ".txt.\n  Offenders: a.pdf\n  Fix: --out a.svg\n",
     (*SHOW, "[8@dp]", "--out", "no where/a.svg"):
-        "--out no where/a.svg: there is no folder 'no where'.\n  Rule: a drawing is written into a "
+        "--out no where/a.svg: there is no folder 'no where'.\n  Rule: a file is written into a "
         "folder that is there.\n  Offenders: no where\n  Fix: mkdir -p 'no where'\n",
     (*SHOW, "--shape", "8", "--spec", "P(dp)", "--sizes", "3,5"):
         "--sizes: 1 of 1 texts give no sizes of a dim of their own.\n  Rule: sizes are written as "

@@ -28,6 +28,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "weft.init_mesh(dp=2, tp=2)":
         ("init_mesh(dp=, tp=): 2 named arguments are none of its 4.",
          'weft.init_mesh({"dp": 2, "tp": 2})'),
+    "weft.testing.session({'dp': 2}, 3)":
+        ("run(device_type): 3 is no type of device.", "weft.init_mesh(axes, 'cuda')"),
     "weft.init_mesh('dp=2,tp=2')":
         ("init_mesh(axes): axes is 'dp=2,tp=2', and no sizes follow.",
          'weft.init_mesh({"dp": 2, "tp": 2})'),

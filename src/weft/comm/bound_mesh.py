@@ -335,7 +335,7 @@ def _device(device_type: str) -> torch.device:
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
 
 
-def check_device_type(device_type: str) -> None:
+def check_device_type(device_type: str, call: str = "init_mesh(device_type)") -> None:
     """Raise if no rank of this process can compute on devices of a type.
 
     Raises:
@@ -345,18 +345,19 @@ def check_device_type(device_type: str) -> None:
     if device_type in ("cpu", "meta"):
         return
     try:
-        found = torch.device(device_type)
+        text = isinstance(device_type, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        found = torch.device(device_type) if text else None
     except RuntimeError:
         found = None
     if found is None or found.index is not None:
         kind = "cuda" if found is None else found.type
         raise ShardTypeError(
-            "init_mesh(device_type)", f"{device_type!r} is no type of device",
+            call, f"{device_type!r} is no type of device",
             "a type is cpu, cuda or another that torch knows; each rank has its own device "
             "of it", [repr(device_type)], f"weft.init_mesh(axes, {kind!r})")
     if not getattr(torch.get_device_module(device_type), "is_available", lambda: True)():
         raise MeshError(
-            "init_mesh(device_type)", f"it is {device_type!r}, and torch {torch.__version__} finds "
+            call, f"it is {device_type!r}, and torch {torch.__version__} finds "
             "no such device", "each rank has a device of the type of its mesh", [device_type],
             'weft.init_mesh(axes, "cpu"); weft doctor says what torch finds')
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.comm.baton import Baton, Finish, current_runner
-from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.bound_mesh import BoundMesh, Rows, World, check_device_type
 from weft.comm.collective_call import (
     PROCESS,
     CollectiveCall,
@@ -259,6 +259,7 @@ class SimulatedRanks:
     ) -> None:
         self.mesh, num_ranks = mesh_of_ranks(num_ranks, mesh)
         self.device_type, self.device_index = device_type, None
+        check_device_type(device_type, "run(device_type)")
         if device_type not in ("cpu", "meta"):
             self.device_index = torch.get_device_module(device_type).current_device()
         self.baton = Baton(num_ranks, _generators(device_type), lasting)

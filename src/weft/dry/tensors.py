@@ -77,6 +77,11 @@ class DryTensors(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # then ops arrive that are made of others
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         given = flatten((args, kwargs))
         if func is _READS:
             return self._read(args[0])
