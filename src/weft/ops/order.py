@@ -77,10 +77,11 @@ def _are_few(call: Call) -> bool:
     dims = dim_list(call.get("dim"), layout.ndim)
     if not layout.ndim or 0 in layout.shape or not can_key(call.tensors[0].dtype):
         return False
-    if len(dims) > 1 or not _can_move(layout, dims[0]):
+    first, *others = dims
+    if others or not _can_move(layout, first):
         return True
-    row_nbytes = layout.shape[dims[0]] * _itemsize(call)
-    return row_nbytes > _NUM_SHOWN * 8 * layout.num_shards(dims[0]) ** 2
+    row_nbytes = layout.shape[first] * _itemsize(call)
+    return row_nbytes > _NUM_SHOWN * 8 * layout.num_shards(first) ** 2
 
 
 _NUM_SHOWN = 3 * 64
