@@ -14,14 +14,16 @@ def rule_of(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool] = ()
 ) -> Rule | Decision | None:
     """The rule or decision of a call whose op itself runs on the local tensors, without a kernel
-    or a composition."""
+    or a composition; a composition that layouts ask for leaves the rule as right as it is."""
     entry, wants_grad = find(call.op), wants_grad or [False] * len(layouts)
+    unknown, call = call, replace(call, layouts=tuple(layouts))
     if entry is None:
         return None
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants_grad)
     if isinstance(given, Decision):
         return given
     rule = given if isinstance(given, Rule) else entry.rule(call, wants_grad)
+    rule = rule or entry.rule(unknown, wants_grad)
     if rule is None or not rule.finish:
         return rule
     finished = {factor for _, factor in rule.finish}

@@ -118,9 +118,9 @@ def test_all_reduce_together_of_any_sizes_and_dtypes(monkeypatch: pytest.MonkeyP
     """Small ones of a dtype share a collective; each comes back as it would alone."""
     original, calls = Communicator.all_reduce, [0] * 3
 
-    def counted(comm: Communicator, x: torch.Tensor, kind: str) -> torch.Tensor:
+    def counted(comm: Communicator, x: torch.Tensor, kind: str, own: bool = False) -> torch.Tensor:
         calls[comm.index] += 1
-        return original(comm, x, kind)
+        return original(comm, x, kind, own)
 
     def fn(mesh):
         comm, rank = mesh.comm((0,)), mesh.rank

@@ -20,6 +20,7 @@ from tests.cases.calls import CALLS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
+from weft.core import Layout, Mesh
 from weft.rules import Call, Entry, Rule, RuleText, Shift, Table, TensorArg
 from weft.tensor.trace.calls import call_of, dtype_text, facts
 from weft.tensor.trace.trees import flatten, map_tensors
@@ -106,7 +107,7 @@ def _title(page: ModuleType) -> str:
 
 def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:
     names = " ".join(f"`{name}`" for name in entry.names)
-    rules = "<br>".join(_rule(each, entry, examples) for each in entry.rules)
+    rules = "<br>".join(dict.fromkeys(_rule(each, entry, examples) for each in entry.rules))
     if entry.layouts is not None:
         rules = f"{rules}<br>by layouts" if rules else "by layouts"
     if entry.each_call:
@@ -135,7 +136,8 @@ def _rule(each: RuleText, entry: Entry, examples: dict[str, AtenCall]) -> str:
         options.append(f"linear {', '.join(sets)}")
     if each.moves:
         options.append("moves")
-    return ", ".join([" or ".join(strings), *options])
+    where = f" ({_said(each.serves)})" if each.serves is not None and each.serves.__doc__ else ""
+    return ", ".join([" or ".join(strings), *options]) + where
 
 
 def _said(function: Any) -> str:
@@ -202,7 +204,8 @@ def _call(given: AtenCall) -> Call:
         out = flatten(given.overload(*given.args, **given.kwargs))
     results = tuple(TensorArg(tuple(one.shape), dtype_text(one.dtype)) for one in out)
     args, kwargs = map_tensors(lambda one: arg[id(one)], (given.args, given.kwargs))
-    return call_of(given.overload, args, kwargs, results)
+    whole = [Layout.replicated(Mesh({"x": 1}), one.shape) for one in arg.values()]
+    return call_of(given.overload, args, kwargs, results, whole)
 
 
 def _text(rule: Rule) -> str:

@@ -76,19 +76,15 @@ class Communicator(ABC):
         shown = ", ".join(map(str, self.ranks[:16])) + (", ..." if self.size > 16 else "")
         return f"axes ({axes}), ranks {shown}"
 
-    def all_reduce(self, x: Tensor, kind: str) -> Tensor:
+    def all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Tensor:
         """The reduction of every rank's `x` (any shape, the same on all ranks), on all of them.
+
+        `own`: no other code uses the buffer, and it may be written to.
 
         Raises:
             PlacementError: a kind that the dtype cannot carry exactly.
         """
-        if self.debug.on:
-            self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
-        check_kind(kind, x.dtype)
-        x = x.detach()
-        if self.size == 1 or x.numel() == 0:
-            return _copy(x)
-        return self._all_reduce(x.contiguous(), kind)
+        return self._reduced(x, kind, own)()
 
     def all_reduce_together(self, xs: list[Tensor], kind: str) -> Sequence[Tensor]:
         """`all_reduce` of several tensors, small ones of one dtype by one collective.
@@ -114,19 +110,15 @@ class Communicator(ABC):
         # half of that below autograd, where slices of the buffer are no views of it.
         with _Exclude(_AUTOGRAD):
             flat = _native.flatten_dense_tensors(xs)
-        total = self._all_reduce_own(flat, kind)
+        total = self.all_reduce(flat, kind, own=True)
         with _Exclude(_AUTOGRAD):
             return _native.unflatten_dense_tensors(total, xs)
 
-    def _all_reduce_own(self, x: Tensor, kind: str) -> Tensor:
-        """`all_reduce` of a buffer that no other code uses: it may be written to."""
-        return self.all_reduce(x, kind)
-
     def start_all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Finish:
-        """An `all_reduce` that is only started; `x` must not change until the result is called.
+        """An `all_reduce` that is only started; `x` must not change until the result is called."""
+        return self._reduced(x, kind, own)
 
-        `own`: no other code uses the buffer, and it may be written to.
-        """
+    def _reduced(self, x: Tensor, kind: str, own: bool) -> Finish:
         if self.debug.on:
             self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
         check_kind(kind, x.dtype)
@@ -135,17 +127,9 @@ class Communicator(ABC):
             return _done(_copy(x))
         return self._start_all_reduce(x.contiguous(), kind, own)
 
-    def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
-        return _done(self._all_reduce(x, kind))
-
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """`sizes[i]` elements from each rank i, in rank order."""
-        self._check(x, sizes[self.index], sizes)
-        if self.debug.on:
-            self._agree("all_gather", x.dtype, tuple(sizes))
-        if self.size == 1 or sum(sizes) == 0:
-            return _copy(x.detach())
-        return self._all_gather(x.detach(), tuple(sizes))
+        return self.start_all_gather(x, sizes)()
 
     def start_all_gather(self, x: Tensor, sizes: Sequence[int]) -> Finish:
         """An `all_gather` that is only started; `x` must not change until the result is called."""
@@ -156,22 +140,13 @@ class Communicator(ABC):
             return _done(_copy(x.detach()))
         return self._start_all_gather(x.detach(), tuple(sizes))
 
-    def _start_all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
-        return _done(self._all_gather(x, sizes))
-
     def reduce_scatter(self, x: Tensor, sizes: Sequence[int], kind: str) -> Tensor:
         """Reduce every rank's `x` of `sum(sizes)` elements; rank i keeps its `sizes[i]`.
 
         Raises:
             PlacementError: a kind that the dtype cannot carry exactly.
         """
-        if self.debug.on:
-            self._agree("reduce_scatter", kind, x.dtype, tuple(sizes))
-        check_kind(kind, x.dtype)
-        self._check(x, sum(sizes), sizes)
-        if self.size == 1 or x.numel() == 0:
-            return _copy(x.detach())
-        return self._reduce_scatter(x.detach(), tuple(sizes), kind)
+        return self.start_reduce_scatter(x, sizes, kind)()
 
     def start_reduce_scatter(self, x: Tensor, sizes: Sequence[int], kind: str) -> Finish:
         """A `reduce_scatter` that is only started; `x` must not change until the result is called.
@@ -183,9 +158,6 @@ class Communicator(ABC):
         if self.size == 1 or x.numel() == 0:
             return _done(_copy(x.detach()))
         return self._start_reduce_scatter(x.detach(), tuple(sizes), kind)
-
-    def _start_reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Finish:
-        return _done(self._reduce_scatter(x, sizes, kind))
 
     def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """Send `send[i]` elements to each rank i, receive `recv[i]` from it, in rank order."""
@@ -270,14 +242,25 @@ class Communicator(ABC):
             assert x.dim() == 1 and x.is_contiguous(), "buffers are flat and contiguous"
             assert x.numel() == numel, f"{x.numel()} elements where {numel} are due"
 
-    @abstractmethod
-    def _all_reduce(self, x: Tensor, kind: str) -> Tensor: ...
+    # Of each of these pairs an implementation has one: it starts the collective, or carries it out.
 
-    @abstractmethod
-    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor: ...
+    def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
+        return _done(self._all_reduce(x, kind))
 
-    @abstractmethod
-    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor: ...
+    def _start_all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
+        return _done(self._all_gather(x, sizes))
+
+    def _start_reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Finish:
+        return _done(self._reduce_scatter(x, sizes, kind))
+
+    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
+        return self._start_all_reduce(x, kind, False)()
+
+    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        return self._start_all_gather(x, sizes)()
+
+    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
+        return self._start_reduce_scatter(x, sizes, kind)()
 
     @abstractmethod
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor: ...

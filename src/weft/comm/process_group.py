@@ -44,20 +44,15 @@ _OPS = {
 """torch's reductions; the mean is the sum divided afterwards, as in the other implementations."""
 
 
-def _options(options: Any, is_async: bool, op: Any = None) -> Any:
-    options.asyncOp = is_async
+def _options(options: Any, op: Any = None) -> Any:
+    options.asyncOp = True
     if op is not None:
         options.reduceOp = op
     return options
 
 
-_REDUCE, _START_REDUCE = [
-    {kind: _options(dist.AllreduceOptions(), is_async, op) for kind, op in _OPS.items()}
-    for is_async in (False, True)
-]
-_ALL_TO_ALL, _START_ALL_TO_ALL = [
-    _options(dist.AllToAllOptions(), is_async) for is_async in (False, True)
-]
+_REDUCE = {kind: _options(dist.AllreduceOptions(), op) for kind, op in _OPS.items()}
+_ALL_TO_ALL = _options(dist.AllToAllOptions())
 
 _NATIVE = frozenset(
     [(kind, dtype) for kind in ("sum", "avg", "product") for dtype in _FLOATS]
@@ -113,74 +108,37 @@ class ProcessCommunicator(GroupCalls):
             self.sums = _OF_TWO if self.size == 2 else self.exact
         self.native = bool(self.exact) and self.in_order
 
-    def all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        if (kind, x.dtype) not in self.sums or x.numel() == 0:
-            return super().all_reduce(x, kind)
-        x = x.detach() if x.requires_grad else x
-        return self._all_reduce_own(x.clone(memory_format=torch.contiguous_format), kind)
-
-    def _all_reduce_own(self, total: Tensor, kind: str) -> Tensor:
-        if (kind, total.dtype) not in self.sums or total.numel() == 0:
-            return super().all_reduce(total, kind)
-        if self.debug.on:
-            self._agree("all_reduce", kind, total.dtype, tuple(total.shape))
-        # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
-        group = self._alive("all_reduce")
-        try:
-            group.allreduce([total], _REDUCE[kind]).wait()
-        except RuntimeError as error:
-            raise self._gave_up("all_reduce", error) from error
-        return total.div_(self.size) if kind == "avg" else total
-
-    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        flat = x.reshape(-1)
-        if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
-            terms = self._all_gather(flat, (flat.numel(),) * self.size).chunk(self.size)
-            return reduce_partials(terms, kind).view(x.shape)
-        cuts = balanced_cuts(flat.numel(), (self.size,))
-        sizes = tuple(stop - start for start, stop in pairwise(cuts))
-        if sum(sizes) * x.element_size() < _SWAP_TERMS * self.swaps_from_nbytes:
-            return self._all_gather(self._reduce_scatter(flat, sizes, kind), sizes).view(x.shape)
-        out = torch.empty_like(flat)
-        mine = self._start_reduce_scatter(flat, sizes, kind, out.split(sizes)[self.index])()
-        return self._start_all_gather(mine, sizes, out)().view(x.shape)
-
     def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
         if (kind, x.dtype) in self.sums:
             total = x if own else x.clone()
+            # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
             group = self._alive("all_reduce")
-            wait = self._start("all_reduce", group.allreduce, [total], _START_REDUCE[kind])
+            wait = self._start("all_reduce", group.allreduce, [total], _REDUCE[kind])
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
-            gathered = self._start_all_gather(flat, (flat.numel(),) * self.size)
-            return lambda: reduce_partials(gathered().chunk(self.size), kind).view(x.shape)
+            terms = self._start_all_gather(flat, (flat.numel(),) * self.size)
+            return lambda: reduce_partials(terms().chunk(self.size), kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
-        gathered = self._start_all_gather(self._reduce_scatter(flat, sizes, kind), sizes)
+        out = torch.empty_like(flat)
+        mine = self._start_reduce_scatter(flat, sizes, kind, out.split(sizes)[self.index])()
+        gathered = self._start_all_gather(mine, sizes, out)
         return lambda: gathered().view(x.shape)
-
-    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        if self.native and len(set(sizes)) == 1:
-            data = as_bytes(x)
-            out = data.new_empty(data.numel() * self.size)
-            self._issue("all_gather", _gather_even, out, data)
-            return out.view(x.dtype)
-        if sum(sizes) * x.element_size() >= self.swaps_from_nbytes:
-            return self._start_all_gather(x, sizes)()
-        return self._all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
 
     def _start_all_gather(
         self, x: Tensor, sizes: tuple[int, ...], out: Tensor | None = None
     ) -> Finish:
-        """By messages, where the backend has nothing better; received data is already in place. `x`
-        may lie in its place in `out`."""
+        """By messages, where that is more than a little: received data is already in place. `x` may
+        lie in its place in `out`."""
         if self.native and out is None and len(set(sizes)) == 1:
             data = as_bytes(x)
             whole = data.new_empty(data.numel() * self.size)
             group = self._alive("all_gather")
             wait = self._start("all_gather", _gather_even, whole, data, group, True)
             return _then(wait, lambda: whole.view(x.dtype))
+        if sum(sizes) * x.element_size() < self.swaps_from_nbytes:
+            return self._start_all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
         out = x.new_empty(sum(sizes)) if out is None else out
         parts = out.split(sizes)
         recv = [(place, parts[place]) for place in self._others() if sizes[place]]
@@ -194,17 +152,6 @@ class ProcessCommunicator(GroupCalls):
         """The other positions, the next one first: every rank starts with a different one."""
         return [(self.index + step) % self.size for step in range(1, self.size)]
 
-    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
-        if self.native and len(set(sizes)) == 1 and (kind, x.dtype) in self.exact:
-            out = x.new_empty(sizes[0])
-            self._issue("reduce_scatter", _scatter_even, out, x, _OPS[kind])
-            return out.div_(self.size) if kind == "avg" else out
-        if sum(sizes) * x.element_size() >= _SWAP_TERMS * self.swaps_from_nbytes:
-            return self._start_reduce_scatter(x, sizes, kind)()
-        mine = sizes[self.index]
-        terms = self._all_to_all(x, sizes, (mine,) * self.size).view(self.size, mine)
-        return reduce_partials(terms.unbind(), kind)
-
     def _start_reduce_scatter(
         self, x: Tensor, sizes: tuple[int, ...], kind: str, out: Tensor | None = None
     ) -> Finish:
@@ -214,6 +161,9 @@ class ProcessCommunicator(GroupCalls):
             group = self._alive("reduce_scatter")
             wait = self._start("reduce_scatter", _scatter_even, total, x, _OPS[kind], group, True)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
+        if sum(sizes) * x.element_size() < _SWAP_TERMS * self.swaps_from_nbytes:
+            received = self._start_all_to_all(x, sizes, (mine,) * self.size)
+            return lambda: reduce_partials(received().view(self.size, mine).unbind(), kind, out)
         parts = x.split(sizes)
         terms = list(x.new_empty(self.size - 1, mine))
         terms.insert(self.index, parts[self.index])
@@ -223,20 +173,29 @@ class ProcessCommunicator(GroupCalls):
         return _then(wait, lambda: reduce_partials(terms, kind, out))
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
+        return self._start_all_to_all(x, send, recv)()
+
+    def _start_all_to_all(
+        self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]
+    ) -> Finish:
+        arriving = recv
         if not self.in_order:
             x, send, arriving = self._to_group(x, send), self._listed(send), self._listed(recv)
-        else:
-            arriving = recv
         data, width = as_bytes(x), x.element_size()
         out = data.new_empty(sum(recv) * width)
         call = self._alive("all_to_all").alltoall_base  # torch's wrapper around it takes 10 us
         sizes = [size * width for size in arriving], [size * width for size in send]
-        self._start("all_to_all", call, out, data, *sizes, _ALL_TO_ALL)()
-        received = out.view(x.dtype)
-        if self.in_order:
-            return received
-        pieces = received.split(arriving)
-        return torch.cat([pieces[place] for place in self.places])
+        wait = self._start("all_to_all", call, out, data, *sizes, _ALL_TO_ALL)
+
+        def finish() -> Tensor:
+            wait()
+            received = out.view(x.dtype)
+            if self.in_order:
+                return received
+            pieces = received.split(arriving)
+            return torch.cat([pieces[place] for place in self.places])
+
+        return finish
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         if self.swaps_from_nbytes == math.inf:
@@ -264,7 +223,7 @@ class ProcessCommunicator(GroupCalls):
                  for some in (recv, send)]
         out = data.new_empty(sum(sizes[0]))
         call = self._alive("all_to_all").alltoall_base
-        wait = self._start("all_to_all", call, out, data, *sizes, _START_ALL_TO_ALL)
+        wait = self._start("all_to_all", call, out, data, *sizes, _ALL_TO_ALL)
 
         def finish() -> None:
             wait()

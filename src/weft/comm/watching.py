@@ -67,7 +67,7 @@ def received_nbytes(comm: Communicator, op: str, args: Any) -> int:
 
 
 _OPS = {
-    "all_reduce": "all_reduce", "_all_reduce_own": "all_reduce", "all_gather": "all_gather",
+    "all_reduce": "all_reduce", "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter", "all_to_all": "all_to_all", "broadcast": "broadcast",
     "scatter": "scatter", "exchange": "exchange", "start_all_reduce": "start_all_reduce",
     "start_all_gather": "start_all_gather", "start_reduce_scatter": "start_reduce_scatter",

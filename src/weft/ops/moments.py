@@ -17,9 +17,9 @@ from torch import Tensor
 from weft.ops.extrema import extreme_text, extremum
 from weft.ops.idle import empty_summary, unless_idle
 from weft.ops.precision import HALF, wide
-from weft.ops.reductions import composed, in_half, of_all, without
+from weft.ops.reductions import in_half, is_rounded_once, of_all, without
 from weft.rules import Call, Entry, op, page, rule
-from weft.rules.factors import dim_list
+from weft.rules.factors import dim_list, sharded_along
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -140,7 +140,7 @@ def _nanmean(
 
 def _vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """The sum of products in float32, rounded once it is complete."""
-    return (_widened(x) * y).sum(dim).to(x.dtype)
+    return (_widened(x).conj() * y).sum(dim).to(x.dtype)
 
 
 def _cosine_rule(call: Call, wants_grad: Any) -> str:
@@ -200,10 +200,11 @@ PAGE = page(
        rule("...>0 s! -> ...", along="dim", default=(-2, -1),
             serves=lambda call: call.args[1] in (2, -2, "nuc")),
        compose=_matrix_norm),
-    op("nanmean", rule("... s! -> ...", along="dim"), layouts=composed(_nanmean),
-       result=of_all(torch.ops.aten.nanmean.default)),
-    op("linalg_vecdot", rule("... s, ... s -> ...", along="dim", default=-1, serves=_is_aligned),
-       layouts=composed(_vecdot, in_half)),
+    op("nanmean", rule("... s! -> ...", along="dim", serves=lambda call: not sharded_along(call)),
+       compose=_nanmean, result=of_all(torch.ops.aten.nanmean.default)),
+    op("linalg_vecdot", rule("... s, ... s -> ...", along="dim", default=-1,
+                             serves=lambda call: _is_aligned(call) and is_rounded_once(call)),
+       compose=_vecdot),
     op("cosine_similarity", rule(_cosine_rule, along="dim", default=1, serves=_is_aligned),
        kernel=_cosine),
     op("renorm", rule("... s~ -> ... s", along=lambda call, ndim: _others(call.args[2], ndim)),

@@ -157,6 +157,7 @@ def _with_running(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, use_input: bool, momentum: float, eps: float, cudnn: bool,
 ) -> Tensor:
+    """Statistics of each sample; the running ones are of all."""
     with _as_given(x):
         if not use_input:
             assert running_mean is not None and running_var is not None
@@ -168,16 +169,11 @@ def _with_running(
         return _normalised(x, mean, var, eps, weight, bias)
 
 
-def _of_samples(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """instance_norm with running statistics, which are of all samples, or of empty shards."""
-    layout = layouts[0]
+def _is_of_samples(call: Call) -> bool:
+    """Neither with running statistics, which are of all samples, nor of empty shards."""
     keeps = call.args[3] is not None or call.args[4] is not None
-    empty = any(0 in layout.sizes_of(dim) for dim in (0, 1))
-    if 0 in layout.shape or not (keeps or empty):
-        return None
-    return Composite(_with_running, each_call=True)
+    empty = any(0 in layout.sizes_of(dim) for layout in call.layouts[:1] for dim in (0, 1))
+    return 0 in call.tensors[0].shape or not (keeps or empty)
 
 
 # Without running statistics a kernel serves.
@@ -342,8 +338,8 @@ PAGE = page(
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",
             serves=lambda call: not call.get("training")),
        layouts=_of_batches, floats_flow=True, result=_batch_norm_result),
-    op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ..."), kernel=_instance_norm,
-       layouts=_of_samples, floats_flow=True),
+    op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ...", serves=_is_of_samples),
+       kernel=_instance_norm, compose=_with_running, each_call=True, floats_flow=True),
     op("group_norm", rule("n c~ ...~, [c], [c] -> n c ..."), kernel=_group_norm),
     op("native_batch_norm _native_batch_norm_legit", layouts=_native(_native_batch_norm)),
     op("_native_batch_norm_legit.no_stats", layouts=_native(_without_running)),

@@ -10,20 +10,17 @@ rows are cheaper: the rule moves the axes there, and torch sorts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft import propagate
 from weft.core import Layout
-from weft.ops.algorithm import Composite, Kernel
 from weft.ops.sorting.sort import Sorting, as_rows, narrowed
 from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
 from weft.ops.sorting.unsigned import from_order, to_order
-from weft.rules import Call, Decision, Entry, Rule, RuleText, op, page, rule
-from weft.rules.factors import dim_list
+from weft.rules import Call, Entry, Text, op, page, rule
+from weft.rules.factors import dim_list, sharded_along
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -31,37 +28,37 @@ __all__ = ["PAGE"]
 
 # Which is cheaper, a kernel or whole rows.
 
-Serves = Callable[[Call, Layout, Sequence[int]], bool]
-
-
-def _entry(names: str, said: RuleText, serves: Serves, kernel: Callable[..., Any]) -> Entry:
+def _entry(
+    names: str, *texts: Text, serves: Callable[[Call], bool], kernel: Callable[..., Any],
+    default: int | None = None,
+) -> Entry:
     """An op whose kernel combines the shards of dims with `~` where it `serves`; elsewhere they are
     whole."""
-    def choose(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Rule | Kernel | Decision | None:
-        layout = layouts[0]
-        bound = said.bind(call, wants_grad) if any(layout.dims) else None
-        if bound is None or bound.operands[0] is None:
-            return None
-        finished = {factor for _, factor in bound.finish}
-        dims = [dim for dim, factors in enumerate(bound.operands[0]) if finished & {*factors}]
-        if not any(layout.dims[dim] for dim in dims):
-            return None
-        if True in wants_grad[1:] or not serves(call, layout, dims):
-            return replace(bound, finish=frozenset(), whole=bound.whole | finished)
-        # For other lengths, whole rows may be cheaper.
-        decision = replace(propagate.decide(bound, call, layouts, wants_grad), by_form=False)
-        return Kernel.of(decision, kernel) if decision.finish else decision
-
-    choose.__doc__ = serves.__doc__
-    return op(names, said, kernel=kernel, layouts=choose)
+    whole = [_of_whole_rows(text) for text in texts]
+    return op(
+        names,
+        rule(*texts, along="dim", default=default,
+             serves=lambda call: not sharded_along(call, default)),
+        rule(*texts, along="dim", default=default, serves=serves, by_size=True),
+        rule(*whole, along="dim", default=default), kernel=kernel)
 
 
-def _is_alone(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
+def _of_whole_rows(text: Text) -> Text:
+    if isinstance(text, str):
+        return text.replace("~", "!")
+
+    def found(call: Call, wants_grad: Sequence[bool]) -> Any:
+        return _of_whole_rows(text(call, wants_grad))  # type: ignore[arg-type]
+
+    found.__doc__ = text.__doc__
+    return found
+
+
+def _is_alone(call: Call) -> bool:
     """Whole rows where another dim is long enough for the axes."""
+    (layout,), dim = call.layouts, call.get("dim", -1)
     return can_key(call.tensors[0].dtype) and 0 not in layout.shape and not _can_move(
-        layout, dims[0])
+        layout, dim % layout.ndim)
 
 
 def _can_move(layout: Layout, dim: int) -> bool:
@@ -73,15 +70,18 @@ def _can_move(layout: Layout, dim: int) -> bool:
     )
 
 
-def _are_few(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
+def _are_few(call: Call) -> bool:
     """Whole rows where another dim is long enough for the axes and samples would take more bytes.
     """
-    if 0 in layout.shape or not can_key(call.tensors[0].dtype):
+    layout = call.layouts[0]
+    dims = dim_list(call.get("dim"), layout.ndim)
+    if not layout.ndim or 0 in layout.shape or not can_key(call.tensors[0].dtype):
         return False
-    if len(dims) > 1 or not _can_move(layout, dims[0]):
+    first, *others = dims
+    if others or not _can_move(layout, first):
         return True
-    row_nbytes = layout.shape[dims[0]] * _itemsize(call)
-    return row_nbytes > _NUM_SHOWN * 8 * layout.num_shards(dims[0]) ** 2
+    row_nbytes = layout.shape[first] * _itemsize(call)
+    return row_nbytes > _NUM_SHOWN * 8 * layout.num_shards(first) ** 2
 
 
 _NUM_SHOWN = 3 * 64
@@ -135,25 +135,19 @@ def _padded(x: Tensor, dim: int, length: int) -> Tensor:
     return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x
 
 
-def _of_largest(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> Any:
-    """By a sort, where gathering each shard's own k would take more bytes."""
-    (layout,), k, dim = layouts, call.get("k"), call.get("dim", -1)
-    if not layout.ndim or not layout.dims[dim]:
-        return None
+def _is_small(call: Call) -> bool:
+    """Where gathering each shard's own k takes no more bytes than a sort."""
+    if not sharded_along(call, -1):
+        return True
+    (layout,), k, dim = call.layouts, call.get("k"), call.get("dim", -1)
     ranks, itemsize = layout.num_shards(dim), _itemsize(call)
-    if (ranks - 1) * k * (itemsize + 8) <= layout.shape[dim] / ranks * (itemsize + 4):
-        return None
-    if not _is_alone(call, layout, (dim % layout.ndim,)):
-        return _WHOLE_TOP.bind(call, wants_grad)
-
-    def cut_off(x: Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Any:
-        values, places = x.sort(dim, descending=largest)
-        return values.narrow(dim, 0, k).clone(), places.narrow(dim, 0, k).clone()
-
-    return Composite(cut_off)
+    return (ranks - 1) * k * (itemsize + 8) <= layout.shape[dim] / ranks * (itemsize + 4)
 
 
-_WHOLE_TOP = rule("... s! -> ... t, ... t", along="dim", default=-1)
+def _cut_off(x: Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Any:
+    """The first of a sort, where another way would take more bytes."""
+    values, places = x.sort(dim, descending=largest)
+    return values.narrow(dim, 0, k).clone(), places.narrow(dim, 0, k).clone()
 
 
 # Order statistics.
@@ -255,20 +249,17 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
 
 
-def _mode_of_sort(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> Any:
-    """By a sort, where no other dim is long enough for the axes."""
-    (layout,), dim = layouts, call.get("dim", -1)
-    if not layout.ndim or not layout.dims[dim]:
-        return None
-    return Composite(_mode) if _is_alone(call, layout, (dim % layout.ndim,)) else None
+def _has_room(call: Call) -> bool:
+    """Where another dim is long enough for the axes, if there are any."""
+    return not sharded_along(call, -1) or not _is_alone(call)
 
 
 def _levels(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Several levels make a leading dim."""
-    levels = call.tensors[1:]
+    """Several levels make a leading dim; for their gradient rows are whole."""
+    levels, mark = call.tensors[1:], "!" if True in wants_grad[1:] else "~"
     if not levels:
-        return "...>0 s~ -> ..."
-    return "...>0 s~, q -> q ..." if levels[0].shape else "...>0 s~, -> ..."
+        return f"...>0 s{mark} -> ..."
+    return f"...>0 s{mark}, q -> q ..." if levels[0].shape else f"...>0 s{mark}, -> ..."
 
 
 def _quantile(ignores_nans: bool) -> Callable[..., Any]:
@@ -306,17 +297,18 @@ def _quantiles(rows: _Rows, q: Tensor, ignores_nans: bool, interpolation: str) -
     return low.lerp(high, rows.shaped(weights).to(low.dtype))
 
 
-_MEDIAN = rule("... s~ -> ...", "... s~ -> ..., ...", along="dim")
-_QUANTILE = rule(_levels, along="dim")
+_MEDIAN = ("... s~ -> ...", "... s~ -> ..., ...")
 
 PAGE = page(
-    _entry("sort", rule("... s~ -> ... s, ... s", along="dim", default=-1), _is_alone, _sort),
-    op("topk", rule("... s~ -> ... t, ... t", along="dim", default=-1), kernel=_topk,
-       layouts=_of_largest),
-    _entry("kthvalue", rule("... s~ -> ..., ...", along="dim", default=-1), _are_few, _kthvalue),
-    op("mode", rule("... s! -> ..., ...", along="dim", default=-1), layouts=_mode_of_sort),
-    _entry("median", _MEDIAN, _are_few, _median(False)),
-    _entry("nanmedian", _MEDIAN, _are_few, _median(True)),
-    _entry("quantile", _QUANTILE, _are_few, _quantile(False)),
-    _entry("nanquantile", _QUANTILE, _are_few, _quantile(True)),
+    _entry("sort", "... s~ -> ... s, ... s", default=-1, serves=_is_alone, kernel=_sort),
+    op("topk", rule("... s~ -> ... t, ... t", along="dim", default=-1, serves=_is_small),
+       rule("... s! -> ... t, ... t", along="dim", default=-1, serves=_has_room),
+       kernel=_topk, compose=_cut_off),
+    _entry("kthvalue", "... s~ -> ..., ...", default=-1, serves=_are_few, kernel=_kthvalue),
+    op("mode", rule("... s! -> ..., ...", along="dim", default=-1, serves=_has_room),
+       compose=_mode),
+    _entry("median", *_MEDIAN, serves=_are_few, kernel=_median(False)),
+    _entry("nanmedian", *_MEDIAN, serves=_are_few, kernel=_median(True)),
+    _entry("quantile", _levels, serves=_are_few, kernel=_quantile(False)),
+    _entry("nanquantile", _levels, serves=_are_few, kernel=_quantile(True)),
 )

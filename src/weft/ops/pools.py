@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
 from weft.ops.convolutions import each_of
 from weft.ops.idle import idle
 from weft.ops.places import apart, counted
@@ -39,14 +37,18 @@ _LEADS = ("b c>0", "c>0")
 """Kernels take a batch of nothing, and no other dim of length 0."""
 
 
-def _resized(num: int, num_operands: int = 1, num_results: int = 1) -> RuleText:
+def _unpool(num: int) -> RuleText:
     """Operands and results of `num` dims of positions, all of them whole."""
     before = " ".join([f"s{at}!" for at in range(num)])
     after = " ".join([f"t{at}" for at in range(num)])
-    return rule(*[
-        f"{', '.join([f'{lead} {before}'] * num_operands)} -> "
-        f"{', '.join([f'{lead} {after}'] * num_results)}" for lead in _LEADS
-    ])
+
+    def serves(call: Call) -> bool:
+        """Where positions are whole, or there are none."""
+        sharded = any(any(layout.dims[-num:]) for layout in call.layouts)
+        return not sharded or 0 in call.tensors[0].shape
+
+    return rule(
+        *[f"{lead} {before}, {lead} {before} -> {lead} {after}" for lead in _LEADS], serves=serves)
 
 
 def _windows(call: Call, num: int) -> list[tuple[int, int, int, int]]:
@@ -157,20 +159,9 @@ def _counted(
     return pool
 
 
-def _unpool(num: int) -> Callable[..., Composite | None]:
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        """Values go to the shards of rows that their places name."""
-        if not any(any(layout.dims[-num:]) for layout in layouts):
-            return None
-        return None if 0 in call.tensors[0].shape else Composite(_unpooled)
-
-    return layouts
-
-
 def _unpooled(x: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
-    """Zeros sharded as x is, to which the values are written."""
+    """Zeros sharded as x is, to which the values are written: they go to the shards of rows that
+    their places name."""
     num = len(output_size)
     zeros = torch.zeros_like(x)
     for dim, length in zip(range(-num, 0), output_size):
@@ -236,7 +227,7 @@ PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
-    *[op(f"max_unpool{num}d", _resized(num, 2), layouts=_unpool(num)) for num in (2, 3)],
+    *[op(f"max_unpool{num}d", _unpool(num), compose=_unpooled) for num in (2, 3)],
     op("im2col", rule(_im2col)),
     op("col2im", rule(_col2im)),
 )

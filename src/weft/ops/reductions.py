@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
 from weft.ops.idle import empty_summary
 from weft.ops.precision import HALF, wide
 from weft.rules import Call, Text, op, page, rule
-from weft.rules.factors import dim_list
+from weft.rules.factors import dim_list, sharded_along
 from weft.transport import Shards
 
-__all__ = ["PAGE", "composed", "exp_sums", "in_half", "is_complex",
-    "log_of_sums", "of_all", "without"]
+__all__ = [
+    "PAGE", "exp_sums", "in_half", "is_complex", "is_rounded_once", "log_of_sums", "of_all",
+    "without",
+]
 
 
 def without(out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -51,22 +51,9 @@ def in_half(call: Call) -> bool:
     return getattr(torch, call.results[0].dtype) in HALF
 
 
-def composed(
-    function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
-) -> Callable[..., Composite | None]:
-    """The `layouts=` of an op that is `function`, made of other ops, where the dims are sharded."""
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        dim = call.get("dim")
-        if not serves(call) or not any(
-            one.dims[at] for one in layouts for at in dim_list(dim, one.ndim)
-        ):
-            return None
-        return Composite(function)
-
-    layouts.__doc__ = function.__doc__
-    return layouts
+def is_rounded_once(call: Call) -> bool:
+    """Whether half precision, if any, is summed on one rank: the kernel there rounds the sum."""
+    return not (in_half(call) and sharded_along(call))
 
 
 def _prod_rule(call: Call, wants_grad: Sequence[bool]) -> str:
@@ -146,8 +133,8 @@ PAGE = page(
     op("sum", rule("... s -> ...", along="dim", linear=[0])),
     op("nansum", rule("... s -> ...", along="dim"), result=of_all(torch.ops.aten.nansum.default)),
     op("count_nonzero linalg__powsum", rule("... s -> ...", along="dim")),
-    op("mean", rule("... s~:sum -> ...", along="dim", linear=[0]), kernel=_mean,
-       layouts=composed(_mean_of_half, in_half)),
+    op("mean", rule("... s~:sum -> ...", along="dim", linear=[0], serves=is_rounded_once),
+       kernel=_mean, compose=_mean_of_half),
     op("prod", rule(_prod_rule, along="dim"), kernel=_prod),
     op("logsumexp special_logsumexp", rule("... s! -> ...", along="dim", serves=is_complex),
        rule("... s~ -> ...", along="dim"), kernel=_logsumexp),

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
-from weft.ops.algorithm import Composite
 from weft.rules import Call, Decision, Length, LocalArgs, TensorArg, op, page, rule
-from weft.rules.factors import one_dim
+from weft.rules.factors import one_dim, sharded_along
 
 __all__ = ["PAGE"]
 
@@ -100,17 +99,10 @@ def _kept(dim: int, length: int, bounds: slice) -> Length | None:
     return Length(terms, stop - start, least=((0, dim, least),))
 
 
-def _select(call: Call, layouts: Layouts, wants_grad: Any) -> Composite | None:
-    """`select(x, dim, index)` of a sharded dim: the slice of length 1 stays where it is, without
-    communication, and is then gathered, so only the result is sent."""
-    layout = layouts[0]
-    if not layout.ndim or not layout.dims[call.args[1] % layout.ndim]:
-        return None
-
-    def select(x: Tensor, dim: int, index: int) -> Tensor:
-        return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
-
-    return Composite(select)
+def _select(x: Tensor, dim: int, index: int) -> Tensor:
+    """Of a sharded dim, the slice of length 1 stays where it is, without communication, and is then
+    gathered, so only the result is sent."""
+    return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
 
 
 _SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
@@ -313,7 +305,8 @@ _aten = torch.ops.aten
 PAGE = page(
     op("slice slice_copy", layouts=_slice),
     op("narrow", layouts=_narrow),
-    op("select", rule("... s! -> ...", along="dim", linear=[0], moves=True), layouts=_select),
+    op("select", rule("... s! -> ...", along="dim", linear=[0], moves=True,
+                      serves=lambda call: not sharded_along(call)), compose=_select),
     op("select_copy", rule("... s! -> ...", along="dim", linear=[0], moves=True)),
     op("unbind unbind_copy", rule("... s! -> {...}", along="dim", linear=[0], moves=True)),
     op("chunk dsplit hsplit split split_copy split_with_sizes split_with_sizes_copy tensor_split "

@@ -13,14 +13,14 @@ Cholesky factor gives the dependence of R on A.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core import Layout
-from weft.rules import Call, Rule, op, page, rule
+from weft.rules import Call, RuleText, Text, op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE", "is_tall"]
@@ -35,19 +35,14 @@ def is_tall(x: Layout) -> bool:
     return x.shape[-2] >= 2 * x.num_shards(x.ndim - 2) * x.shape[-1]
 
 
-def _tall(
-    text: str | Callable[[Call, Sequence[bool]], str | None]
-) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Rule | None]:
+def _tall(text: Text) -> RuleText:
     """The rule of tall matrices, whose rows may stay sharded."""
-    written = rule(text, by_size=True)
+    return rule(text, by_size=True, serves=_is_of_tall)
 
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Rule | None:
-        """Rows of a tall matrix stay sharded; other matrices are gathered."""
-        return written.bind(call, wants_grad) if is_tall(layouts[0]) else None
 
-    return layouts
+def _is_of_tall(call: Call) -> bool:
+    """Rows of a tall matrix stay sharded; other matrices are gathered."""
+    return any(map(is_tall, call.layouts[:1]))
 
 
 def _qr_text(call: Call, wants_grad: Any) -> str | None:
@@ -150,12 +145,12 @@ def _with(value: Tensor, source: Tensor) -> Tensor:
 
 
 PAGE = page(
-    op("linalg_qr", rule("...>0 m! n! -> ... m! q!, ... q! n!", "...>0 m! n! -> none!, ... k! n!"),
-       kernel=_qr, layouts=_tall(_qr_text)),
-    op("linalg_svdvals", rule("...>0 m! n! -> ... k!"), kernel=_svdvals,
-       layouts=_tall("... m~ n! -> ... n!")),
-    op("linalg_svd", rule("...>0 m! n! -> ... m! u!, ... k!, ... v! n!"), kernel=_svd,
-       layouts=_tall(_svd_text)),
-    op("linalg_pinv", rule("...>0 m! n!, [...], [...] -> ... n! m!"), kernel=_pinv,
-       layouts=_tall(_pinv_text)),
+    op("linalg_qr", _tall(_qr_text),
+       rule("...>0 m! n! -> ... m! q!, ... q! n!", "...>0 m! n! -> none!, ... k! n!"), kernel=_qr),
+    op("linalg_svdvals", _tall("... m~ n! -> ... n!"), rule("...>0 m! n! -> ... k!"),
+       kernel=_svdvals),
+    op("linalg_svd", _tall(_svd_text), rule("...>0 m! n! -> ... m! u!, ... k!, ... v! n!"),
+       kernel=_svd),
+    op("linalg_pinv", _tall(_pinv_text), rule("...>0 m! n!, [...], [...] -> ... n! m!"),
+       kernel=_pinv),
 )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Composite, Local
+from weft.ops.algorithm import Local
 from weft.ops.long_lines import Step, is_less, long_line
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
@@ -322,24 +322,11 @@ def _irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = No
     return _irfftn(x, None if n is None else [n], [dim], norm)
 
 
-def _shorter(compose: Callable[..., Tensor]) -> Callable[..., Composite | None]:
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        """Where a length is given and the real dim is sharded; elsewhere torch decomposes it."""
-        x, dim = layouts[0], call.get("dim")
-        told = call.get("n") or call.get("s")
-        last = dim if isinstance(dim, int) else dim[-1] if dim else -1
-        return Composite(compose) if told and x.dims[last] else None
-
-    return layouts
-
-
 PAGE = page(
     op("fft_fft fft_ifft fft_rfft fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn",
        layouts=_longer),
-    op("fft_irfft", layouts=_shorter(_irfft)),
-    op("fft_irfft2 fft_irfftn", layouts=_shorter(_irfftn)),
+    op("fft_irfft", compose=_irfft),
+    op("fft_irfft2 fft_irfftn", compose=_irfftn),
     op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0]), layouts=_by_exchanges),
     op("_fft_r2c", rule("...>0 s! -> ... t", along="dim", linear=[0]), layouts=_by_exchanges),
     # torch takes the spectrum to be as long as the length says, in its gradient on meta tensors.

@@ -195,7 +195,7 @@ def rule(
             the dims from there on.
         counts: arguments that are the size of a factor, {"groups": "g"}. Where the factor is
             sharded, a rank passes the size of its shard.
-        serves: whether the rule covers a call.
+        serves: whether the rule covers a call, which knows the layouts of its operands.
         by_size: whether a function compares lengths, so that other lengths may have another rule.
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,

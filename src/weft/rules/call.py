@@ -1,10 +1,12 @@
-"""One op with its arguments, as rules see it: of each tensor only the shape and the dtype."""
+"""One op with its arguments, as rules see it: of each tensor the shape, the dtype, the layout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+from weft.core import Layout
 
 __all__ = ["Call", "TensorArg"]
 
@@ -30,6 +32,7 @@ class Call:
         counts: per tensor parameter of the schema, the number of tensors in it: 0 for None, any
             number for a list. None if the schema is not known: tensors then fill a rule's
             operands in order.
+        layouts: those of the tensors, in their order; () if they are not known.
     """
 
     op: str
@@ -38,6 +41,7 @@ class Call:
     results: tuple[TensorArg, ...]
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] | None = None
+    layouts: tuple[Layout, ...] = ()
     tensors: tuple[TensorArg, ...] = field(init=False)
     """The TensorArgs in order, including those in lists, positional ones first."""
 

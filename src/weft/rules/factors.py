@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from weft.rules.call import Call
 from weft.rules.rule import FactorDims
 
 __all__ = [
     "IDENTITY", "carries", "dim_list", "dims", "linear_sets", "names", "one_dim", "packet",
+    "sharded_along",
 ]
 
 IDENTITY = ((0,),)
@@ -40,6 +42,14 @@ def dim_list(value: Any, ndim: int) -> tuple[int, ...]:
     if isinstance(value, int):
         value = (value,)
     return tuple(sorted({dim % ndim for dim in value})) if ndim and value else tuple(range(ndim))
+
+
+def sharded_along(call: Call, default: int | None = None) -> bool:
+    """Whether an operand is sharded in a dim that the argument `dim` names."""
+    dim = call.get("dim")
+    dim = default if dim is None else dim
+    return any(
+        layout.dims[at] for layout in call.layouts for at in dim_list(dim, layout.ndim))
 
 
 @lru_cache(maxsize=1024)

@@ -21,6 +21,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,11 +52,30 @@ from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE
 from weft.transport.unselected import unselected
 
-__all__ = ["Transition"]
+__all__ = ["Casts", "Transition"]
 
 Way = Callable[[Tensor], Tensor]
 
 _NO_GRADIENT = IDEMPOTENT | {"bxor"}
+
+
+class Casts(NamedTuple):
+    """Dtypes of a transition: values come in `before`, are sent in `sent`, and leave in `after`;
+    gradients are sent in `back`.
+
+    One node casts and sends, because autograd casts the gradient of a node to the dtype of its
+    result: separate casts would convert it in between.
+    """
+
+    before: torch.dtype
+    sent: torch.dtype
+    after: torch.dtype
+    back: torch.dtype
+
+    @property
+    def reverse(self) -> Casts:
+        """Those of the gradient."""
+        return Casts(self.after, self.back, self.before, self.sent)
 
 
 class Transition:
@@ -72,20 +92,19 @@ class Transition:
         order: the memory order of the result's dims, if the result moves; None is that of the dims.
         cover: the boxes that ranks read beside `dst`, to which the result comes (a halo).
         folds: the boxes beside `src` of which ranks hold partial values, which are summed.
-        dtypes: before and after, where they differ. Data move in the smaller one and are summed in
-            the larger one.
+        casts: the dtypes, where they are not all the same.
         copy: the result never shares memory with the argument. Without it a result that needs no
             work is the argument itself, or (where autograd records) shares its memory.
 
     Raises:
         LayoutError: a pair that the planner refuses.
         UnsupportedOpError: when called, for a source that is partial by a kind without gradient,
-            if one is wanted.
+            if one is wanted; with casts, for any kind whose gradient is more than a plan.
     """
 
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
-        "is_identity", "apart", "order", "cover", "dtypes", "folds", "communicates",
+        "is_identity", "apart", "order", "cover", "casts", "folds", "communicates",
         "backward_communicates", "reduction", "_plan", "_back", "_reduces_only_in_backward",
         "_program", "_reverse", "_special", "_way",
     )
@@ -105,7 +124,7 @@ class Transition:
         order: Order | None = None,
         cover: Cover | None = None,
         folds: Cover | None = None,
-        dtypes: tuple[torch.dtype, torch.dtype] | None = None,
+        casts: Casts | None = None,
     ) -> None:
         self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
         self.target = mesh if target is None else target
@@ -116,7 +135,7 @@ class Transition:
             apart |= facts.factors(src) & facts.factors(dst)
         self.apart = apart
         self.order = None if self.target.here is None else order
-        self.cover, self.folds, self.dtypes = cover, folds, dtypes
+        self.cover, self.folds, self.casts = cover, folds, casts
         self._plan = facts.planned(src, dst, cover, folds)
         self._back = facts.planned(
             gradient_layout(dst, self.dst_varying | self.apart),
@@ -127,15 +146,17 @@ class Transition:
         self.backward_communicates = facts.communicates(self._back)
         is_inside = mesh.here is not None or self.target.here is not None
         self._special = _special(src, dst) if self._plan.steps else None
+        if self._special is not None and casts is not None:
+            self._special = _refuse_casts
         if self._special is _factor:  # the coordinate that keeps the value sends to the others
             self.backward_communicates = True
         works = self._plan.steps or self._back.steps or scale != 1 or facts.divisor(src, dst) != 1
-        self.is_identity = not copy and not (is_inside and works)
+        self.is_identity = not (copy or casts) and not (is_inside and works)
         self._program: CompiledPlan | None = None
         if self._plan.steps and is_inside:
             self._program = compile_plan(self._plan, mesh, self.target)
         # Communicator and kind, if one all-reduce is the whole transition.
-        alone = self._program is not None and scale == 1 and not (copy or order or dtypes)
+        alone = self._program is not None and scale == 1 and not (copy or order or casts)
         self.reduction = self._program.reduction if alone and self._program else None
         self._reduces_only_in_backward: bool | None = None
         self._reverse: Transition | None = None
@@ -186,9 +207,10 @@ class Transition:
 
     def _begin(self, x: Tensor, brings: list[Finish]) -> Tensor:
         """The result without its data; the function that provides them is added to the list."""
-        program = self._program
+        program, casts = self._program, self.casts
         assert program is not None
         refuse_transforms(x, self._call_text)
+        x = x if casts is None else x.to(casts.sent)
         with _DisableAutocast(), unselected():
             if STATE.on:
                 finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
@@ -200,6 +222,7 @@ class Transition:
             with _DisableAutocast(), unselected():  # its first use may be inside autocast
                 out = finish()
             out = out if scale == 1 else out * scale
+            out = out if casts is None else out.to(casts.after)
             return out if order is None else in_order(out, order)
 
         brings.append(finished)
@@ -209,7 +232,8 @@ class Transition:
             shape = shape_of(self.cover.box_at(self.dst, here))
         elif here is not None:
             shape = self.dst.local_shape_at(here)
-        return torch.empty_strided(shape, [0] * len(shape), dtype=x.dtype, device=x.device)
+        dtype = x.dtype if casts is None else casts.after
+        return torch.empty_strided(shape, [0] * len(shape), dtype=dtype, device=x.device)
 
     @property
     def is_special(self) -> bool:
@@ -254,7 +278,7 @@ class Transition:
     def key(self) -> tuple[object, ...]:
         """Equal for transitions of one mesh that do the same to operands."""
         return (self.src, self.dst, self.src_varying, self.dst_varying, self.order, self.cover,
-                self.dtypes)
+                self.casts)
 
     @property
     def text(self) -> str:
@@ -272,7 +296,7 @@ class Transition:
                 dst_varying=facts.partial_axes(self.src) | self.src_varying,
                 scale=self.scale / facts.divisor(self.src, self.dst), apart=self.apart,
                 cover=self._back.cover, folds=self._back.folds,
-                dtypes=None if self.dtypes is None else (self.dtypes[1], self.dtypes[0]),
+                casts=None if self.casts is None else self.casts.reverse,
             )
         return self._reverse
 
@@ -289,8 +313,8 @@ class Transition:
             and transforms() is None and not is_autocast_enabled()
         ):  # the usual case, which runs in every step
             return reduction[0].all_reduce(x, reduction[1])
-        if self.dtypes is not None:
-            x = x.to(self._moving_dtype(self.dtypes))
+        if self.casts is not None:
+            x = x.to(self.casts.sent)
         program = self._program
         out = x
         if program is not None:
@@ -306,12 +330,8 @@ class Transition:
         if self.scale != 1:
             out = out * self.scale
         out = unshared(out, x) if self.copy else out
-        out = out if self.dtypes is None else out.to(self.dtypes[1])
+        out = out if self.casts is None else out.to(self.casts.after)
         return out if self.order is None else in_order(out, self.order)
-
-    def _moving_dtype(self, dtypes: tuple[torch.dtype, torch.dtype]) -> torch.dtype:
-        smaller, larger = sorted(dtypes, key=lambda dtype: dtype.itemsize)
-        return larger if self.src.is_partial else smaller
 
     def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
@@ -342,6 +362,15 @@ def _refuse(transition: Transition) -> Way:
         "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and the "
         "like are ops with a gradient of their own", [f"partial {kind}" for kind in kinds],
         "x.detach() before the redistribute, or reduce by the op: x.amax(dim)")
+
+
+def _refuse_casts(transition: Transition) -> Way:
+    raise UnsupportedOpError(
+        "redistribute(forward_dtype=, backward_dtype=)", f"a gradient is wanted "
+        f"of {transition.text}", "only gradients of sums and means, and of "
+        "what is not partial, travel in a dtype of their own",
+        [transition.text],
+        "x.redistribute(placements=...).to(dtype), or x.detach() before it")
 
 
 def _multiply(transition: Transition) -> Way:

@@ -11,7 +11,7 @@ from weft.comm import BoundMesh
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.trace.capture import Op, Trace, meta_like, unwatched
 from weft.tensor.trace.trees import fill, flatten, slots_of
-from weft.transport.transition import Transition
+from weft.transport.transition import Casts, Transition
 
 __all__ = ["CAST", "cast_of", "cast_on_the_way", "dtype_of", "is_lacking"]
 
@@ -41,9 +41,10 @@ def cast_on_the_way(
         return move
     if not (move.communicates or move.backward_communicates) or move.reduces_only_in_backward:
         return move
+    back = own if move.dst_varying else dtype  # what is summed is summed in the wider one
     return transition_between(
         move.mesh, move.src, move.dst, move.src_varying, move.dst_varying, move.order,
-        dtypes=(own, dtype))
+        casts=Casts(own, dtype, dtype, back))
 
 
 def dtype_of(op: Op, trace: Trace, mesh: BoundMesh) -> torch.dtype | None:

@@ -109,7 +109,7 @@ class Builder:
         operands = [self.tensors[index] for index in self.slots]
         layouts = [layout_of(tensor, self.mesh) for tensor in operands]
         self.layouts = layouts
-        call = as_call(self.op, operands, self.trace)
+        call = as_call(self.op, operands, self.trace, layouts)
         results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         grad = self.grad and any(self.differentiable(meta, True) for meta in results)
         wants = [grad and tensor.requires_grad for tensor in operands]

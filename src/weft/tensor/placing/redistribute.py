@@ -21,9 +21,8 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import facts, traffic
 from weft.transport.in_flight import landed
-from weft.transport.mixed import Mixed
 from weft.transport.nodes import gradient_through
-from weft.transport.transition import Transition
+from weft.transport.transition import Casts, Transition
 
 __all__ = [
     "copied_on_write", "full_tensor", "gathered", "offsets", "placed_gradients", "redistribute",
@@ -88,7 +87,7 @@ class _Move:
 
     __slots__ = ("_metas", "_parts", "_strides", "_varying", "device", "transition")
 
-    transition: Transition | Mixed | None
+    transition: Transition | None
 
     def __init__(
         self, meta: Meta, device_mesh: Any, placements: Any,
@@ -106,18 +105,18 @@ class _Move:
         layout, order = as_layout(
             target, meta.shape, placements, "redistribute(placements)"), meta.order()
         varying = _varying(target, layout, grad_placements, meta.dtype)
+        forward, backward = _dtypes(meta, dtypes)
+        casts = Casts(meta.dtype, forward, forward, backward)
+        casts = casts if len({*casts}) > 1 else None
         if target == mesh:
             target = mesh if target.device == mesh.device else target
             self.transition = transition_between(
-                mesh, meta.layout, layout, meta.varying, varying, order=order)
+                mesh, meta.layout, layout, meta.varying, varying, order=order, casts=casts)
         else:  # every rank that is in one of the two takes part
             crossing = Transition(
                 mesh, meta.layout, layout, target, order=order,
-                src_varying=meta.varying, dst_varying=varying)
+                src_varying=meta.varying, dst_varying=varying, casts=casts)
             self.transition = None if crossing.is_identity else crossing
-        forward, backward = _dtypes(meta, dtypes)
-        if (forward, backward) != (meta.dtype, meta.dtype):
-            self.transition = Mixed(self.transition, forward, backward)
         self.device = None if target.device == mesh.device else target.device
         self._parts = target, layout, forward, target.device
         self._metas: list[Meta | None] = [None, None]

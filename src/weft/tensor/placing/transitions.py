@@ -10,7 +10,7 @@ from weft.tensor.counts import TRANSITIONS
 from weft.tensor.meta import bounded_put
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import Order, order_of
-from weft.transport.transition import Transition
+from weft.transport.transition import Casts, Transition
 
 __all__ = ["MAX_TRANSITIONS", "order_in_memory", "transition_between"]
 
@@ -25,19 +25,19 @@ def transition_between(
     dst_varying: frozenset[int] = frozenset(),
     order: Order | None = None,
     cover: Cover | None = None,
-    dtypes: tuple[torch.dtype, torch.dtype] | None = None,
+    casts: Casts | None = None,
 ) -> Transition | None:
     """The one Transition of these layouts on this rank; None if it does nothing.
 
     `order`: see `order_in_memory` of the tensor that moves. `cover`: what ranks read beside `dst`.
-    `dtypes`: before and after, where they differ.
+    `casts`: its dtypes, where they are not all the same.
     """
     if src == dst and cover is None:
-        if src_varying == dst_varying:
+        if src_varying == dst_varying and casts is None:
             return None
         order = None
     table = mesh.cache.setdefault("transitions", {})
-    key = (src, dst, src_varying, dst_varying, order, cover, dtypes)
+    key = (src, dst, src_varying, dst_varying, order, cover, casts)
     kept = table.get(key, False)
     if kept is not False:
         TRANSITIONS.hits.step()
@@ -45,7 +45,7 @@ def transition_between(
     TRANSITIONS.misses.step()
     made = Transition(
         mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order, cover=cover,
-        dtypes=dtypes,
+        casts=casts,
     )
     bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
     return None if made.is_identity else made

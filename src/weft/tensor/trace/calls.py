@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.rules import Call, TensorArg
 from weft.tensor.trace.capture import Op, Trace
@@ -107,7 +108,9 @@ def facts(overload: OpOverload) -> Facts:
     )
 
 
-def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:
+def as_call(
+    op: Op, operands: Sequence[torch.Tensor], trace: Trace, layouts: Sequence[Layout]
+) -> Call:
     """The op as rules see it, under its functional name; `operands` in the order of its Slots."""
     feed = iter([TensorArg(tuple(t.shape), dtype_text(t.dtype)) for t in operands])
     results = tuple(
@@ -115,18 +118,19 @@ def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:
         for meta in (trace.metas[slot.index] for slot in slots_of(op.results))
     )
     args, kwargs = replaced((op.args, op.kwargs), Slot, lambda _: next(feed))
-    return call_of(op.overload, args, kwargs, results)
+    return call_of(op.overload, args, kwargs, results, layouts)
 
 
 def call_of(
     overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
-    results: tuple[TensorArg, ...],
+    results: tuple[TensorArg, ...], layouts: Sequence[Layout] = (),
 ) -> Call:
     """A call of an overload, TensorArgs standing for its tensors."""
     about = facts(overload)
     given = dict(enumerate(args)) | kwargs
     counts = [_num_tensors(given.get(at)) for at in about.tensors]
-    return Call(about.functional, args, kwargs, results, about.names, tuple(counts))
+    return Call(
+        about.functional, args, kwargs, results, about.names, tuple(counts), tuple(layouts))
 
 
 def _num_tensors(value: Any) -> int:
