@@ -32,6 +32,7 @@ from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
 from weft.tensor.backward import Backward, running
 from weft.tensor.modes import is_strict
+from weft.tensor.shard_tensor import watch_gradient
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
@@ -278,17 +279,18 @@ class Group:
 
     def _end_at(self, given: Sequence[Tensor]) -> None:
         """End the group when the gradient of the input that was made last arrives."""
-        last, number = None, -1
-        for one in given:
+        last, number, place = None, -1, 0
+        for at, one in enumerate(given):
             local = unwrap_view(one._local) if type(one) is ShardTensor else one
             if not local.requires_grad:
                 continue
             node = local.grad_fn
             mine = 0 if node is None else node._sequence_nr()
             if mine > number:
-                last, number = local, mine
+                last, number, place = local, mine, at
         if last is not None and (last.grad_fn is not None or in_backward()):
             me: weakref.ref[Group] = weakref.ref(self)
+            watch_gradient(given[place])
             last.register_hook(lambda _: _passes(me))
 
     # Of all packs.
