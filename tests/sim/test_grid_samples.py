@@ -168,11 +168,14 @@ def test_second_derivatives_where_shards_are_empty(sizes: tuple[int, ...]) -> No
         operands = x.requires_grad_(), grid.requires_grad_()
         out = F.grid_sample(*operands, "bilinear", "border", False).sin()
         grads = torch.autograd.grad(out.sum(), operands, create_graph=True)
-        return [*torch.autograd.grad((grads[0].sin() * grads[0]).sum() + grads[1].sin().sum(), operands)]
+        squares = (grads[0].sin() * grads[0]).sum() + grads[1].sin().sum()
+        return [*torch.autograd.grad(squares, operands)]
 
     def on_rank(mesh: Any) -> list[Tensor]:
-        image = weft.distribute_tensor(x, mesh, Layout(mesh, x.shape, P(None, None, "x"), {2: sizes}))
-        points = weft.distribute_tensor(grid, mesh, Layout(mesh, grid.shape, P(None, "x"), {1: sizes}))
+        image = Layout(mesh, x.shape, P(None, None, "x"), {2: sizes})
+        points = Layout(mesh, grid.shape, P(None, "x"), {1: sizes})
+        image = weft.distribute_tensor(x, mesh, image)
+        points = weft.distribute_tensor(grid, mesh, points)
         return [one.full_tensor() for one in twice(image, points)]
 
     due = twice(x.clone(), grid.clone())

@@ -458,7 +458,7 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 def watch_gradient(tensor: Any) -> None:
     """The gradient of this very tensor is needed, even if it is a slice."""
     if type(tensor) is ShardTensor and tensor._slice_of is not None:
-        tensor._slice_of.is_watched = True
+        tensor._slice_of.watch.is_set = True
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:

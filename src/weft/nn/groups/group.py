@@ -33,6 +33,7 @@ from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
 from weft.tensor.backward import Backward, running
 from weft.tensor.modes import is_strict
+from weft.tensor.shard_tensor import watch_gradient
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
@@ -286,7 +287,7 @@ class Group:
         input and not the input, which is tied to that op's operands. So these groups end with the
         backward through such a graph.
         """
-        last, number, layouts = None, -1, list[Layout]()
+        last, number, made, layouts = None, -1, None, list[Layout]()
         for one in given:
             local = one
             if type(one) is ShardTensor:
@@ -297,9 +298,10 @@ class Group:
             node = local.grad_fn
             mine = 0 if node is None else node._sequence_nr()
             if mine > number:
-                last, number = local, mine
+                last, number, made = local, mine, one
         if last is not None and (last.grad_fn is not None or in_backward()):
             me: weakref.ref[Group] = weakref.ref(self)
+            watch_gradient(made)
             last.register_hook(lambda _: _passes(me, layouts))
 
     # Of all packs.
