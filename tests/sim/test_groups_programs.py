@@ -219,7 +219,35 @@ def functions_inside_of_a_module(model: Any, x: Any) -> None:
     model(x.requires_grad_()).square().mean().backward()
 
 
+def a_module_calls_itself(model: Any, x: Any) -> None:
+    layer = model.layers[1]
+    inner = layer.forward
+
+    def forward(x: Any, depth: int = 2) -> Any:
+        x = inner(x)
+        if depth:
+            x = x + checkpoint(layer, x, 0, use_reentrant=False) + layer(x, depth - 1)
+        return layer.lin(x)
+
+    layer.forward = forward
+    model(x).square().mean().backward()
+
+
+def a_forward_is_interrupted(model: Any, x: Any) -> None:
+    """torch calls no hooks after an exception that is no Exception."""
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for layer in model.layers:
+        hook = layer.lin.register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        hook.remove()
+        model(x).square().mean().backward()
+
+
 PROGRAMS = [
+    a_module_calls_itself, a_forward_is_interrupted,
     functions_inside_of_a_module, values_are_set_in_a_forward, functions_of_modules,
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
