@@ -291,7 +291,19 @@ def weights_are_normalized_in_a_forward(model: Any, x: Any) -> None:
     model(x).square().mean().backward()
 
 
+def a_backward_in_a_forward_follows_a_write(model: Any, x: Any) -> None:
+    def forward(x: Any) -> Any:
+        with torch.no_grad():
+            model.shift.add_(1)
+        (x.detach().requires_grad_() * model.shift).mean().backward()
+        return Model.forward(model, x)
+
+    model.forward = forward
+    model(x).square().mean().backward()
+
+
 PROGRAMS = [
+    a_backward_in_a_forward_follows_a_write,
     gradients_are_read_and_set_in_a_forward, hooks_are_registered_in_a_forward,
     parameters_thaw_in_a_forward, weights_are_normalized_in_a_forward,
     a_module_calls_itself, a_forward_is_interrupted,

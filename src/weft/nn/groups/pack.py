@@ -235,7 +235,7 @@ class Pack(Freed):
 
     def free(self) -> None:
         is_due = self.is_full and not self.is_kept and self.may_free
-        if is_due and self.storage.resizable():
+        if is_due and self.storage.resizable() and not self.is_shown:  # a backward in a forward
             self.storage.resize_(0)
             self.is_full = False
 
