@@ -28,6 +28,7 @@ from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes
 from weft.tensor.module_name import ServedByTorch
+from weft.tensor.on_shard import on_shard
 from weft.tensor.versions import version_of as version_of_memory
 from weft.transport.nodes import transforms
 
@@ -80,6 +81,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     _memo: Any = None
     _grad_view: ShardTensor | None = None
     _slice_of: Any = None
+    _gathered: Any = None
+    """While it is gathered for its module: what knows its shard (`nn.groups.member`)."""
     _is_gradient: bool
     _known: Any
     _terms: Any = ()
@@ -218,6 +221,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
         if _num_modes():  # as in `_method`
             return _Tensor.requires_grad_(self, requires_grad)  # type: ignore[return-value]
         already = self._local.requires_grad
+        if requires_grad and not already and self._gathered is not None:
+            self._gathered.hide()  # the gathered one waits for no gradient
         self._local.requires_grad_(requires_grad)
         if not already:
             track_leaf(self._local)
@@ -230,6 +235,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     def grad(self) -> ShardTensor | Any:  # type: ignore[override]
         local = self._local.grad
         if local is None:
+            if self._gathered is not None:
+                return on_shard(self, ShardTensor.grad.fget)  # type: ignore[attr-defined]
             return None
         kept = self._grad_view
         if kept is not None and kept._local is local:
@@ -238,6 +245,9 @@ class ShardTensor(FromMeta, AsValue, _Base):
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
+        if self._gathered is not None:
+            on_shard(self, ShardTensor.grad.fset, grad)  # type: ignore[attr-defined]
+            return
         self._grad_view = None  # it would keep the old gradient alive
         if grad is None:
             self._local.grad = None
@@ -445,8 +455,8 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 
 _ITS_OWN = frozenset((
-    "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
-    "_slice_of", "_terms", "_times_set",
+    "_followers", "_gathered", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known",
+    "_node", "_slice_of", "_terms", "_times_set",
 ))
 
 
