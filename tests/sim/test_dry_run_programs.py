@@ -132,6 +132,23 @@ def test_as_a_run(
     assert dry.memory.peak == real[3].peak and not [*tmp_path.iterdir()]
 
 
+def test_weights_alone_are_channels_last() -> None:
+    """A kernel lays its result out as its weight lies; torch's meta kernel looks at the input."""
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1))
+        weft.distribute_module(model.to(memory_format=torch.channels_last), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            x = weft.randn(6, 3, 14, 10, mesh=mesh, placements=P("dp"))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    assert weft.dry_run(lambda mesh: program(), {"dp": 2}).memory.peak == real[0].peak
+
+
 @pytest.mark.parametrize("shardings", [{}, {"*": P("dp")}])
 def test_what_autocast_has_cast_lives_until_its_region_ends(shardings: dict[str, P]) -> None:
     """One cast for all uses of a parameter, also where nothing is kept for a backward. What a
