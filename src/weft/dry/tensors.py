@@ -103,7 +103,7 @@ class DryTensors(TorchDispatchMode):
                 except RuntimeError:  # also where torch has no kernel
                     out = self._by_data(func, args, kwargs)
             if func is _CONVOLVES:
-                out = _in_order_of_weight(out, *args[:2])
+                out = _as_kernels(out, *args[:2])
             self._follow(func, args, kwargs, given, out)
         if self._is_shape(func, kwargs, given):
             for one in flatten(out):
@@ -267,14 +267,13 @@ class DryTensors(TorchDispatchMode):
 
 
 
-def _in_order_of_weight(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The result of a convolution as kernels lay it out: torch's meta kernel looks at x alone."""
-    order = suggest_memory_format(weight)
-    if order is torch.contiguous_format or x.dtype is torch.float64:
+def _as_kernels(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The result of a convolution as kernels lay it out, which torch's meta kernel does not."""
+    orders = [suggest_memory_format(one) for one in (x, weight) if one.dim() == out.dim() > 3]
+    turned = [order for order in orders if order is not torch.contiguous_format]
+    if not turned or x.dtype is torch.float64 or suggest_memory_format(out) is turned[0]:
         return out
-    if suggest_memory_format(x) is not torch.contiguous_format or x.dim() != weight.dim():
-        return out
-    return torch.empty_like(out, memory_format=order)
+    return torch.empty_like(out, memory_format=turned[0])
 
 
 def _of_equal_samples(
