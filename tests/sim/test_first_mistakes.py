@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import weft
-from weft import P, collectives, spmd  # noqa: F401
+from weft import Mesh, P, collectives, spmd  # noqa: F401
 
 FULL = torch.arange(32.0).view(8, 4)
 
@@ -98,6 +98,9 @@ def test_names_of_torch_and_torch_xla() -> None:
         "spmd.use_spmd()": "; in its place: nothing to switch on: a tensor is sharded when it is "
                            "made so",
         "spmd.other()": "has no attribute 'other'",
+        "weft.ones(2, mesh=Mesh(1))._spec":
+            "'ShardTensor' object has no attribute '_spec'; in its place: x.sharding",
+        "weft.ones(2, mesh=Mesh(1))._local_tensor": "; in its place: x.to_local()",
     }.items():
         with pytest.raises(AttributeError) as error:
             eval(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["COUNTERPARTS", "said_of"]
+from typing import NoReturn
+
+__all__ = ["COUNTERPARTS", "attribute_elsewhere", "said_of"]
 
 _JOB = "an ordinary function; ops run when they are called"
 _SHARDED = 'weft.distribute_module(module, mesh, shardings={"*": P("dp")})'
@@ -53,6 +55,16 @@ COUNTERPARTS = {
     "with_sharding_constraint": "x.redistribute(placements=P(...))",
 }
 """A name of torch, JAX, torch_xla or PhysicsNeMo -> what stands in its place."""
+
+
+def attribute_elsewhere(name: str, code: str) -> property:
+    """An attribute that torch's DTensor has: asking for it raises, and says what to write."""
+
+    def asked(self: object) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}; in its place: {code}")
+
+    return property(asked)
 
 
 def said_of(name: str) -> str:

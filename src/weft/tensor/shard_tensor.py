@@ -19,6 +19,7 @@ from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.core.arguments import MeshLike, Placements
+from weft.core.counterparts import attribute_elsewhere
 from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import message
 from weft.tensor.below_autograd import refused_below_autograd
@@ -90,6 +91,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     _followers: Any
     _times_set: int = 0
     """How often `x.data = ` has given it other memory: the same on all ranks, as no address is."""
+    _local_tensor = attribute_elsewhere("_local_tensor", "x.to_local()")
+    _spec = attribute_elsewhere("_spec", "x.sharding")
 
     @classmethod
     def __torch_function__(
