@@ -145,6 +145,7 @@ class BoundMesh(Mesh):
         self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value
         self._comms: dict[tuple[int, ...], Communicator] = {}
+        self._lines: dict[tuple[int, ...], Communicator] = {}
 
     @property
     def kernel_type(self) -> str:
@@ -179,6 +180,27 @@ class BoundMesh(Mesh):
         if len(ranks) == 1:
             return Alone(ranks, 0, self.names(axes), self.device)
         return self.world.connect(ranks, self.names(axes), self.device, lambda: self.rows(axes))
+
+    def line(self, axes: tuple[int, ...]) -> Communicator:
+        """As `comm`, with its ranks in the order of shards of a dim over these axes: the first of
+        them is the major one."""
+        comm = self._lines.get(axes)
+        if comm is None:
+            comm = self._lines[axes] = self._connect_line(axes)
+        return comm
+
+    def _connect_line(self, axes: tuple[int, ...]) -> Communicator:
+        in_mesh_order = self.comm(axes)
+        if in_mesh_order.size == 1 or axes == tuple(sorted(axes)):
+            return in_mesh_order
+        place = list(self._inside("line"))
+        ranks: list[int] = []
+        for digits in itertools.product(*[range(self.axis_sizes[axis]) for axis in axes]):
+            for axis, digit in zip(axes, digits):
+                place[axis] = digit
+            ranks.append(self.rank_at(self.position(tuple(place))))
+        return self.world.connect(
+            tuple(ranks), self.names(axes), self.device, lambda: self.rows(axes))
 
     def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
         """The names of axes."""

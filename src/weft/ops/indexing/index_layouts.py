@@ -99,8 +99,8 @@ def held(
 
 
 def askers(mesh: BoundMesh, places: IndexLayout, axes: Sequence[int]) -> torch.Tensor:
-    """Which rank of the group over `axes` (ascending) names each position of `places.shared`, as
-    a position in the group."""
+    """Which rank of the group over `axes`, in their order, names each position of `places.shared`,
+    as a position in the group."""
     assert mesh.here is not None and places.over is not None
     over, here = places.over, mesh.here
     shape = places.shared.local_shape_at(here)
