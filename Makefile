@@ -12,15 +12,23 @@ export OMP_NUM_THREADS ?= 1
 # Tests start some hundred processes, each of which would compile all of weft without bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Processes that run tests; those over gloo come after, in one, which starts the world once.
+# Processes that run tests. Those over gloo run beside them, in one, which starts the world once:
+# half of their time is waiting. What it says comes last.
 WORKERS ?= auto
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
+DIST := out/dist.txt
 
 .PHONY: test demo check bench docs notebooks sweep soundness setup
 
 test: $(STAMP)
-	$(if $(ARGS),$(TESTS) -n 0 $(ARGS),$(TESTS) --ignore tests/dist)
-	$(if $(ARGS),,$(BIN)/python -m pytest tests/dist)
+ifdef ARGS
+	$(TESTS) -n 0 $(ARGS)
+else
+	mkdir -p $(dir $(DIST))
+	$(BIN)/python -m pytest tests/dist > $(DIST) 2>&1 & dist=$$!; trap "kill $$dist" INT TERM; \
+	$(TESTS) --ignore tests/dist; status=$$?; \
+	wait $$dist || status=1; cat $(DIST); exit $$status
+endif
 
 demo: $(STAMP)
 	$(BIN)/weft demo $(ARGS)

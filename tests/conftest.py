@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 
 gc.disable()  # until every test file is imported, of which nearly nothing is garbage
+STARTED = itertools.count(1)
 
 
 def pytest_collection_finish() -> None:
     """A full collection would read some million objects, for half a second, again and again."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_logstart() -> None:
+    """Nor is what tests leave for good read again and again: caches, modules imported late."""
+    if next(STARTED) % 200 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_configure() -> None:

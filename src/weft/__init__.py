@@ -113,9 +113,23 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"weft.{name}":
                 raise
+    told = f"module 'weft' has no attribute {name!r}{_in_its_place(name)}"
+    if told[-1] != "'" and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+        raise ImportError(told, name=name)  # of `from weft import`, which would drop the text
     raise AttributeError(
-        f"module 'weft' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        told, name=name, obj=sys.modules[__name__]
     )  # with both, Python suggests a name
+
+
+def _in_its_place(name: str) -> str:
+    """What weft has under another name, or in one of its rooms."""
+    for room in (*_PUBLIC_ROOMS, "local.collectives"):
+        if name in getattr(sys.modules.get(f"weft.{room}"), "__all__", ()):
+            return f"; it is weft.{room.removeprefix('local.')}.{name}"
+    told = importlib.import_module("weft.core.counterparts").said_of(name)
+    if not told and callable(getattr(sys.modules.get("torch"), name, None)):
+        return f"; torch has torch.{name}"
+    return told
 
 
 def __dir__() -> list[str]:

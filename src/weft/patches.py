@@ -26,7 +26,7 @@ from weft.tensor.call import compiled, func_transforms
 from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import checkpoints, clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
-from weft.tensor.placing import seeding, subclass
+from weft.tensor.placing import freed, seeding, subclass
 from weft.tensor.takeover import replace
 from weft.testing import profiling
 
@@ -86,6 +86,9 @@ PATCHES = (
           "It returns the saved tensors as ShardTensors."),
     Patch("torch.testing._comparison.TensorLikePair", "_to_tensor", torch_patches.to_tensor,
           "torch.testing.assert_close compares the global value."),
+    Patch("torch._tensor_str", "_str", freed.text,
+          "It reads the memory of a plain tensor, which ends the process where that has been freed "
+          "by a group of parameters: a traceback may show one."),
     Patch("torch", "_C._to_dlpack to_dlpack utils.dlpack.to_dlpack", torch_patches.to_dlpack,
           "It would expose the address of a wrapper, which has no memory: refused."),
     Patch("torch.Tensor", "as_subclass", subclass.as_subclass,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from weft.cli import rank
 from weft.cli.main import main
 
 WEFT = [sys.executable, "-m", "weft"]
@@ -35,8 +36,8 @@ weft.distribute_tensor(torch.ones(4), mesh, [weft.Shard(0)]).sum().item()
 
 
 MISTAKE = """
-import torch, weft
-mesh = weft.init_mesh((4,))
+import sys, torch, weft
+mesh = weft.init_mesh((int(sys.argv[1]),))
 x = weft.distribute_tensor(torch.arange(8.), mesh, [weft.Shard(0)])
 print(f"rank {mesh.rank}: {x.sum().item()}\\n", end="")
 def program():
@@ -106,7 +107,7 @@ def test_a_rank_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:
 def test_a_mistake_of_all_ranks_is_said_once_and_briefly(tmp_path: Path) -> None:
     script = tmp_path / "mistake.py"
     script.write_text(MISTAKE)
-    done = start("run", "-n", "4", str(script))
+    done = start("run", "-n", "4", str(script), "4")
     assert done.returncode == 1
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 28.0" for rank in range(4)]
     lines = done.stderr.splitlines()
@@ -121,7 +122,7 @@ def test_a_mistake_of_all_ranks_is_said_once_and_briefly(tmp_path: Path) -> None
     assert lines[rule - 1].startswith("weft.errors.MeshError: ")
     assert [line.split(":")[0] for line in lines[rule:] if not line.startswith("rank ")] == [
         "  Rule", "  Offenders", "  Fix"]
-    full = start("run", "-n", "4", str(script), WEFT_DEBUG="1")
+    full = start("run", "-n", "2", str(script), "2", WEFT_DEBUG="1")
     assert full.returncode == 1
     assert "weft/tensor/placing/redistribute.py" in full.stderr
     assert "ChildFailedError" not in full.stderr
@@ -139,6 +140,18 @@ def test_the_error_of_one_rank_stands_before_those_who_waited(tmp_path: Path) ->
     assert lines[1:3] == [f'  File "{script}", line 12, in <module>', '    {}["missing"]']
     assert lines[3] == "KeyError: 'missing'"
     assert {*lines[4:]} <= {"rank 0 stopped waiting for the others"}
+
+
+def test_an_interrupted_rank_says_where_it_was(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("def wait():\n    raise KeyboardInterrupt\nwait()\n")  # as Ctrl-C does
+    done = subprocess.run(
+        [sys.executable, rank.__file__, str(script)], capture_output=True, text=True, check=False,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", rank.REPORTS: str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        f'  File "{script}", line 3, in <module>', "    wait()",
+        f'  File "{script}", line 2, in wait', "    raise KeyboardInterrupt", "KeyboardInterrupt"]
 
 
 def test_a_script_that_cannot_be_read_says_where(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import distributed_c10d
+from torch.distributed import HashStore, distributed_c10d
 
 import weft
 from tests.cases import Trial, trials_of
@@ -22,6 +22,8 @@ from tests.cases.program import CASES
 from tests.cases.replicas import SAID, said, texts
 from tests.gloo import GlooWorld
 from tests.harness import Outcome, on_rank, verify
+from weft.comm import debug_compare
+from weft.comm.collective_call import CollectiveCall
 from weft.comm.debug_compare import DebugCompare
 
 TIMEOUT = 1.5
@@ -203,6 +205,19 @@ if mesh.rank == 1:
                 print(text[1].strip())
                 break
 """
+
+
+def test_a_rank_that_ends_without_a_collective_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first collective of a program may stand in an `if rank == 0`."""
+    store = HashStore()
+    monkeypatch.setattr(debug_compare, "_store", lambda: store)
+    DebugCompare(1).end(False)
+    assert not store.check(["ended/1"])
+    DebugCompare(1).end(True)
+    ask = CollectiveCall("exchange", ("dp",), (0, 1), ())
+    said = DebugCompare(0).call(ask, 60).splitlines()
+    assert said[0].startswith("exchange() over axes (dp): 1 of 2 ranks came within 0.")
+    assert said[3].strip() == "rank 1 has ended; it has asked for nothing in debug mode"
 
 
 def test_ranks_that_have_ended_are_not_waited_for() -> None:

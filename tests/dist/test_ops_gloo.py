@@ -15,7 +15,7 @@ from tests.harness import Outcome, allowances, on_rank, verify
 
 MESH = {"dp": 2, "tp": 2}
 BY_NAME = {case.name: case for case in EVERY if not case.may_refuse}
-NAMES = sorted(BY_NAME)[:: 1 if EFFORT >= 1 else 2]
+NAMES = sorted(BY_NAME)[:: 1 if EFFORT >= 1 else 3]
 NUM_BATCHES = 4
 
 

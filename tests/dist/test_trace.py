@@ -37,6 +37,13 @@ def test_two_ranks_in_one_file(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.json")) == [out]
 
 
+def test_the_folder_is_looked_for_before_the_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "run", lambda *_: pytest.fail("it runs"))
+    done = CliRunner().invoke(trace, ["-n", "2", "-o", "no where/a.json", __file__])
+    assert done.exit_code == 2
+    assert done.output.startswith("--out no where/a.json: there is no folder 'no where'.\n")
+
+
 def test_a_run_without_events_writes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,8 +71,9 @@ def test_nothing_else_is_taken_over() -> None:
         for owner, name in found(patch):
             one = inspect.getattr_static(owner, name)
             listed.add(place_of(getattr(one, "__func__", one)))
-    gc.unfreeze()  # the suite freezes what there is after its collection
+    gc.unfreeze()  # the suite freezes what there is, for its collections to be quick
     functions: list[Any] = [one for one in gc.get_objects() if type(one) is FunctionType]
+    gc.freeze()
     taken = [
         one for one in functions
         if one.__kwdefaults__ and "_weft_answer_" in one.__kwdefaults__

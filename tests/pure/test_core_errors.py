@@ -28,6 +28,21 @@ Mesh(axes): 2 of 3 axis names will not do.
   Rule: axis names are different, start with a letter, and go on with letters, digits and _ . : / -.
   Offenders: 'a b', 'dp' 2 times
   Fix: Mesh({"dp": 2, "tp": 4}); sizes alone number the axes"""),
+    'Mesh((2, 4), ("dp", "tp"))': (ShardTypeError, """
+Mesh(axes): 2 names of axes stand apart from their sizes.
+  Rule: a mesh is a map axis name -> size; device ids in row-major order are ranks=.
+  Offenders: 'dp', 'tp'
+  Fix: Mesh({'dp': 2, 'tp': 4}), or Mesh({'dp': 2, 'tp': 4}, ranks=...)"""),
+    'Mesh([[0, 1, 2], [3, 4, 5]], ("dp", "tp"))': (ShardTypeError, """
+Mesh(axes): 2 names of axes stand apart from their sizes.
+  Rule: a mesh is a map axis name -> size; device ids in row-major order are ranks=.
+  Offenders: 'dp', 'tp'
+  Fix: Mesh({'dp': 2, 'tp': 3}), or Mesh({'dp': 2, 'tp': 3}, ranks=...)"""),
+    'Mesh([0, 1, 2], (3,), ("dp",))': (ShardTypeError, """
+Mesh(axes): 1 names of axes stand apart from their sizes.
+  Rule: a mesh is a map axis name -> size; device ids in row-major order are ranks=.
+  Offenders: 'dp'
+  Fix: Mesh({'dp': 3}), or Mesh({'dp': 3}, ranks=...)"""),
     'Mesh({"dp": 2.5})': (ShardTypeError, """
 Mesh(axes): 1 of 1 entries are no whole numbers.
   Rule: axis sizes are whole numbers.
@@ -44,7 +59,7 @@ Mesh(dp=2, tp=4)[...]: 1 of 2 names fit none of the 2 axes of Mesh(dp=2, tp=4).
   Offenders: 'x'
   Fix: one of 'dp', 'tp'"""),
     'Layout(Mesh((2, 4)), (8,), P("dp"))': (MeshError, """
-P('dp') on Mesh(0=2, 1=4): 1 of 1 names fit none of the 2 axes of Mesh(0=2, 1=4).
+Layout(placements=P('dp')): 1 of 1 names fit none of the 2 axes of Mesh(0=2, 1=4).
   Rule: an axis is named as the mesh names it, or by its number.
   Offenders: 'dp'
   Fix: one of 0, 1; or a mesh whose axes have names: {'dp': 2, 'tp': 4}"""),
@@ -69,37 +84,37 @@ Layout(shape): 2 of 3 lengths of (8, -1, -2) are negative.
   Offenders: dim 1: -1, dim 2: -2
   Fix: Layout(mesh, (8, 16), P('dp'))"""),
     'Layout(MESH, (8, 8), P("dp", "up", partial={"cp": "sum"}))': (MeshError, """
-P('dp', 'up', partial={'cp': 'sum'}) on Mesh(dp=2, tp=4): 2 of 3 names fit none of the 2 axes of Mesh(dp=2, tp=4).
+Layout(placements=P('dp', 'up', partial={'cp': 'sum'})): 2 of 3 names fit none of the 2 axes of Mesh(dp=2, tp=4).
   Rule: an axis is named as the mesh names it, or by its number.
   Offenders: 'up', 'cp'
   Fix: one of 'dp', 'tp'"""),
     'Layout(MESH, (8, 8), P("dp", ("tp", 0), partial={"tp": "sum"}))': (PlacementError, """
-P('dp', ('tp', 0), partial={'tp': 'sum'}) on Mesh(dp=2, tp=4): 4 entries name 2 axes.
+Layout(placements=P('dp', ('tp', 0), partial={'tp': 'sum'})): 4 entries name 2 axes.
   Rule: a mesh axis shards one tensor dim or is partial, once.
   Offenders: 'dp', 'tp'
   Fix: name each axis in one entry"""),
     'Layout(MESH, (8,), P("dp", "tp"))': (PlacementError, """
-P('dp', 'tp') on Mesh(dp=2, tp=4): 2 entries for a tensor of 1 dims.
+Layout(placements=P('dp', 'tp')): 2 entries for a tensor of 1 dims.
   Rule: a spec has at most one entry per tensor dim.
   Offenders: ('tp',)
   Fix: P('dp'); a spec that is for tensors of several sorts names each sort by a pattern of its own"""),
     'Layout(MESH, (8, 8), [Shard(0)])': (PlacementError, """
-placements: 1 placements for the 2 axes of Mesh(dp=2, tp=4).
+Layout(placements): 1 placements for the 2 axes of Mesh(dp=2, tp=4).
   Rule: there is one placement per mesh axis.
   Offenders: S(0)
   Fix: [Shard(dim=0), Replicate()]"""),
     'Layout(MESH, (8, 8), [Shard(2), Shard(-3)])': (PlacementError, """
-placements: 2 of 2 placements name a dim that a tensor of 2 dims lacks.
+Layout(placements): 2 of 2 placements name a dim that a tensor of 2 dims lacks.
   Rule: a dim lies in [-2, 2).
   Offenders: S(2) on axis 'dp', S(-3) on axis 'tp'
   Fix: Shard(0)"""),
     'Layout(MESH, (8, 8), "dp")': (ShardTypeError, """
-placements: 'dp', of type str, is no placement.
+Layout(placements): 'dp', of type str, is no placement.
   Rule: a placement is Shard(dim), Replicate() or Partial(kind), one per mesh axis.
   Offenders: 'dp'
   Fix: P('dp')"""),
     'Layout(MESH, (8, 8), [Partial("max"), Partial("sum")])': (PlacementError, """
-partial axes: 2 kinds of reduction on one tensor of Mesh(dp=2, tp=4).
+Layout(placements): 2 kinds of reduction on one tensor of Mesh(dp=2, tp=4).
   Rule: all partial axes have one kind; only sum and avg may stand together.
   Offenders: max@dp, sum@tp
   Fix: reduce the axes of one kind first: x.redistribute(...)"""),
@@ -109,7 +124,7 @@ StridedShard(dim, split_factor): _S(0, 3) on axis 'dp' fits no place among the a
   Offenders: StridedShard(dim=0, split_factor=3)
   Fix: give the order of axes by a partition spec, P(('tp', 'dp')), or cut the dim before it is flattened"""),
     'Layout(MESH, (8, 8), [Shard(0), Shard(0, sizes=(2, 2, 2, 2))])': (PlacementError, """
-placements: 1 placements carry sizes on a minor axis.
+Layout(placements): 1 placements carry sizes on a minor axis.
   Rule: where several axes shard one dim, the sizes of all its shards stand on the major axis.
   Offenders: S(0, sizes=(2, 2, 2, 2)) on axis 'tp', below axis 'dp'
   Fix: Layout(mesh, shape, placements, sizes={0: (...)})"""),
@@ -134,7 +149,7 @@ Layout(sizes=): 'balanced' is of type str.
   Offenders: 'balanced'
   Fix: Layout(mesh, shape, spec, sizes={0: 'balanced'})"""),
     'Layout(MESH, (8, 8), ("dp", None, ("tp",)))': (ShardTypeError, """
-placements: ('dp', None, ('tp',)) has 1 names among 3 entries.
+Layout(placements): ('dp', None, ('tp',)) has 1 names among 3 entries.
   Rule: a spec of names is a P, with one entry per tensor dim; a list has placements, one per mesh axis.
   Offenders: 'dp'
   Fix: P('dp', None, ('tp',))"""),

@@ -155,7 +155,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "  Rule: a spec says which axes shard, so it needs a global shape; a layout's own text has "
         "one.\n  Offenders: P(dp)\n  Fix: --shape 1024,4096 --spec 'P(dp)'\n",
     (*SHOW, "--shape", "8,8", "--spec", "P(dp,up)"):
-        "P('dp', 'up') on Mesh(dp=2, tp=4): 1 of 2 names fit none of the 2 axes of "
+        "--spec P('dp', 'up'): 1 of 2 names fit none of the 2 axes of "
         "Mesh(dp=2, tp=4).\n  Rule: an axis is named as the mesh names it, or by its number.\n"
         "  Offenders: 'up'\n  Fix: one of 'dp', 'tp'\n",
     ("show", "--mesh", "dp:2", "[8]"):
@@ -170,7 +170,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         "--out a.pdf: 'a.pdf' ends in '.pdf'.\n  Rule: a drawing is written as .svg, .png or "
         ".txt.\n  Offenders: a.pdf\n  Fix: --out a.svg\n",
     (*SHOW, "[8@dp]", "--out", "no where/a.svg"):
-        "--out no where/a.svg: there is no folder 'no where'.\n  Rule: a drawing is written into a "
+        "--out no where/a.svg: there is no folder 'no where'.\n  Rule: a file is written into a "
         "folder that is there.\n  Offenders: no where\n  Fix: mkdir -p 'no where'\n",
     (*SHOW, "--shape", "8", "--spec", "P(dp)", "--sizes", "3,5"):
         "--sizes: 1 of 1 texts give no sizes of a dim of their own.\n  Rule: sizes are written as "

@@ -77,6 +77,18 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
     assert done.stderr.endswith("has no attribute 'plam'. Did you mean: 'plan'?\n")
 
 
+def test_a_name_of_another_library_has_its_counterpart() -> None:
+    told = "module 'weft' has no attribute 'PartitionSpec'; in its place: weft.P"
+    with pytest.raises(ImportError) as imported:
+        exec("from weft import PartitionSpec")
+    with pytest.raises(AttributeError) as asked:
+        weft.PartitionSpec  # noqa: B018
+    assert (str(imported.value), str(asked.value)) == (told, told)
+    assert not hasattr(weft, "PartitionSpec")
+    with pytest.raises(ImportError, match=r"^cannot import name 'nothing' from 'weft'"):
+        exec("from weft import nothing")
+
+
 def test_help_and_inspect() -> None:
     page = pydoc.render_doc(weft, renderer=pydoc.plaintext)
     assert "PACKAGE CONTENTS" in page and "class Layout(" in page and "manual_seed(seed" in page
@@ -159,12 +171,12 @@ def test_names_of_a_theme_stand_together() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"^module 'weft' has no attribute 'shard_tensor'$"):
-        _ = weft.shard_tensor
+    with pytest.raises(AttributeError, match=r"^module 'weft' has no attribute 'other_tensor'$"):
+        _ = weft.other_tensor
     with pytest.raises(AttributeError, match="measure"):
         _ = weft.network.measure
-    with pytest.raises(ImportError, match="cannot import name 'shard_tensor' from 'weft'"):
-        exec("from weft import shard_tensor")
+    with pytest.raises(ImportError, match="cannot import name 'other_tensor' from 'weft'"):
+        exec("from weft import other_tensor")
 
 
 UNEXPLAINED = {"ShardTensor", "BoundMesh", "OpSharding", "LocalShard", "PerRank", "Report",

@@ -25,9 +25,10 @@ TORCH = frozenset({"torch"})
 OUTSIDE: dict[str, frozenset[str]] = {
     "errors": PURE, "core": PURE, "planner": PURE, "rules": PURE, "propagate": PURE,
     "drawing": PURE,
-    "comm": TORCH, "rng": TORCH | {"numpy"}, "transport": TORCH, "ops": TORCH, "tensor": TORCH,
-    "local": TORCH, "nn": TORCH, "own": TORCH, "spmd": TORCH | {"numpy"}, "interop": TORCH,
-    "testing": TORCH, "dry": TORCH, "cli": TORCH | {"click", "rich", "matplotlib"},
+    "comm": TORCH | {"numpy"}, "rng": TORCH | {"numpy"}, "transport": TORCH, "ops": TORCH,
+    "tensor": TORCH, "local": TORCH, "nn": TORCH, "own": TORCH, "spmd": TORCH | {"numpy"},
+    "interop": TORCH, "testing": TORCH, "dry": TORCH,
+    "cli": TORCH | {"click", "rich", "matplotlib"},
 }
 """What each room may import besides the standard library and weft."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.interpret import PlanError, interpret
 from weft.core import Layout, Mesh, P
-from weft.errors import LayoutError, ShardTypeError
+from weft.errors import LayoutError, MeshError, ShardTypeError
 from weft.planner import (
     AllGather,
     AllReduce,
@@ -105,15 +105,24 @@ def test_arguments_that_say_nothing(arguments: dict[str, Any], facts: str) -> No
 
 
 def test_what_is_no_layout() -> None:
-    spec: Any = P("a")
+    text: Any = "a"
     with pytest.raises(ShardTypeError) as caught:
-        plan(on(P()), spec)
+        plan(on(P()), text)
     assert str(caught.value) == (
         "plan(src, dst): 1 of 2 arguments are no layouts.\n"
         "  Rule: a plan leads from one weft.Layout to another.\n"
-        "  Offenders: P('a')\n"
+        "  Offenders: 'a'\n"
         "  Fix: plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))"
     )
+
+
+def test_placements_are_on_the_mesh_of_the_source() -> None:
+    for given in (P("a"), on(P("a")).placements):
+        assert plan(on(P("b")), given) is plan(on(P("b")), on(P("a")))
+    with pytest.raises(MeshError, match=r"^plan\(dst=P\('c'\)\): 1 of 1 names fit none"):
+        plan(on(P()), P("c"))
+    with pytest.raises(ShardTypeError, match=r"^plan\(from=\): .*\n.*it takes src, dst, itemsize"):
+        plan(on(P()), on(P()), **{"from": 1})  # type: ignore[arg-type]
 
 
 def test_a_kind_that_the_dtype_does_not_carry() -> None:

@@ -118,9 +118,9 @@ def test_many_ranks() -> None:
     layout = Layout(Mesh({"x": 256, "y": 256}), (2048, 2048), P("x", "y"))
     cover = Cover.of(layout, (around(layout, 0, 1, 1), around(layout, 1, 1, 1)))
     assert cover is not None
-    start = time.perf_counter()
+    start = time.thread_time()
     plan = fetching(layout, layout, cover, 4)
     assert plan.bytes_received(257) == 4 * (10 * 10 - 8 * 8)
     assert plan.total_bytes == 4 * ((2048 + 510) ** 2 - 2048**2)
     assert transpose(plan).bytes_received(257) == plan.bytes_received(257)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0

@@ -234,7 +234,7 @@ def test_factories_take_torchs_names(name: str) -> None:
             make(mesh=mesh, spec=P("tp"), layout=torch.sparse_coo)
         with pytest.raises(ShardTypeError, match=rf"(?s)weft.{name}.*layout=.*placements=\.\.\."):
             make(mesh=mesh, layout=ours.sharding)
-        with pytest.raises(TypeError, match=rf"(?s)weft.{name}.*'devise_mesh'"):
+        with pytest.raises(TypeError, match=rf"^weft.{name}.devise_mesh="):
             make(devise_mesh=mesh)
 
     on_four(fn)

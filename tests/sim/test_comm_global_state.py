@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrize
 
 import weft
 from weft import ShardTypeError
-from weft.comm import python_random, run_simulated
+from weft.comm import global_state, random_states, run_simulated
 
 
 def set_deterministic(rank: int) -> None:
@@ -67,6 +68,7 @@ STATES: dict[str, tuple[Callable[[int], object], Callable[[], object]]] = {
         lambda: str(torch.get_default_device())),
     "torch's generator": (torch.manual_seed, lambda: torch.get_rng_state().tolist()),
     "Python's generator": (random.seed, random.getstate),
+    "numpy's generator": (np.random.seed, lambda: np.random.get_state()[1].tolist()),  # type: ignore
     "warnings": (set_filters, lambda: warnings.filters[-1]),
 }
 
@@ -110,15 +112,16 @@ def test_ranks_that_seed_alike_draw_alike() -> None:
     """As processes would, though they take turns between the draws."""
     def fn(mesh: Any) -> list[float]:
         random.seed(3)
+        np.random.seed(3)
         torch.manual_seed(3)
         drawn = []
         for _ in range(4):
-            drawn += [random.random(), torch.rand(()).item()]
+            drawn += [random.random(), np.random.rand(), torch.rand(()).item()]
             mesh.comm((0,)).exchange(None)
         return drawn
 
     first, *others = run_simulated(fn, 4)
-    assert others == [first] * 3 and len(set(first)) == 8
+    assert others == [first] * 3 and len(set(first)) == 12
 
 
 def test_weights_that_parametrize_keeps_are_the_rank_s_own() -> None:
@@ -149,25 +152,41 @@ def test_weights_that_parametrize_keeps_are_the_rank_s_own() -> None:
     assert run_simulated(fn, 3) == [[rank] * 3 + [1] + [rank] * 3 + [2] for rank in range(3)]
 
 
-DRAWS: dict[str, Callable[[], object]] = {
-    "one number": random.random,
-    "the other of a pair": lambda: random.gauss(0, 1),  # which leaves the words as they are
-    "many": lambda: [random.random() for _ in range(700)],
-    "bytes": lambda: random.randbytes(5),
-    "the same again": lambda: random.setstate(random.getstate()),
-    "a seed": lambda: random.seed(random.random()),
+DRAWS: dict[str, dict[str, Callable[[], object]]] = {
+    "Python's": {
+        "seed": lambda: random.seed(random.random()),
+        "state": random.getstate,
+        "one number": random.random,
+        "the other of a pair": lambda: random.gauss(0, 1),  # which leaves the words as they are
+        "many": lambda: [random.random() for _ in range(700)],
+        "bytes": lambda: random.randbytes(5),
+        "the same again": lambda: random.setstate(random.getstate()),
+    },
+    "numpy's": {
+        "seed": lambda: np.random.seed(np.random.randint(1000)),
+        "state": lambda: str(np.random.get_state()[1:]),
+        "one number": np.random.rand,
+        "the other of a pair": np.random.randn,
+        "many": lambda: np.random.rand(700).tolist(),
+        "as many as the words": lambda: np.random.rand(312).tolist(),
+        "bytes": lambda: np.random.bytes(5),
+        "the same again": lambda: np.random.set_state(np.random.get_state()),
+    },
 }
 
 
-def test_every_use_of_python_s_generator_is_the_rank_s_own() -> None:
+@pytest.mark.parametrize("whose", DRAWS)
+def test_every_use_of_a_global_generator_is_the_rank_s_own(whose: str) -> None:
+    draws, seed = DRAWS[whose], {"Python's": random.seed, "numpy's": np.random.seed}[whose]
+
     def fn(mesh: Any) -> list[Any]:
-        random.seed(mesh.rank)
+        seed(mesh.rank)
         seen = []
-        for name in ("one number", "the other of a pair", *DRAWS, *DRAWS):
-            seen.append(DRAWS[name]())
+        for name in ("one number", "the other of a pair", *draws, *draws):
+            seen.append(draws[name]())
             for _ in range(2):
                 mesh.comm((0,)).exchange(None)
-            seen.append(random.getstate())
+            seen.append(draws["state"]())
         return seen
 
     for rank, found in enumerate(run_simulated(fn, 3)):
@@ -186,26 +205,44 @@ def _as_rank(fn: Callable[[Any], Any], mesh: Any, rank: int) -> Any:
     return fn(alone)
 
 
-def test_python_s_generator_is_looked_at_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_generators_are_looked_at_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that draw nothing pay for no copy, which takes several times what a switch does."""
-    assert python_random._LOOKS
-    copies = []
-    original = random.getstate
-    monkeypatch.setattr(random, "getstate", lambda: copies.append(1) or original())
+    copies: dict[str, int] = {}
+    for name in ("PYTHONS", "NUMPYS"):
+        generator, copies[name] = getattr(random_states, name), 0
+        assert generator.look is not None
+
+        def get(name: str = name, generator: Any = generator) -> Any:
+            copies[name] += 1
+            return generator.get()
+
+        monkeypatch.setattr(global_state, name, generator._replace(get=get))
 
     def fn(mesh: Any) -> None:
         for step in range(20):
             mesh.comm((0,)).exchange(None)
             if step == 10 and mesh.rank == 1:
                 random.random()
+                np.random.rand()
 
     run_simulated(fn, 4)
-    assert len(copies) == 2  # at first, and of the rank that has drawn
+    assert copies == {"PYTHONS": 2, "NUMPYS": 2}  # at first, and of the rank that has drawn
 
 
-def test_without_the_look_the_state_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_random, "_LOOKS", False)
-    test_every_use_of_python_s_generator_is_the_rank_s_own()
+def test_without_the_look_states_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, whose in (("PYTHONS", "Python's"), ("NUMPYS", "numpy's")):
+        generator = getattr(random_states, name)._replace(look=None)
+        monkeypatch.setattr(global_state, name, generator)
+        test_every_use_of_a_global_generator_is_the_rank_s_own(whose)
+
+
+def test_other_bits_of_numpy_s_generator_are_copied() -> None:
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.MT19937(5))  # type: ignore[attr-defined]
+    try:
+        test_every_use_of_a_global_generator_is_the_rank_s_own("numpy's")
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
 
 
 def test_warnings_are_caught_by_the_rank_that_gives_them() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -280,6 +280,69 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     timed = [event for event in events if event["ph"] == "X"]
     assert timed and {event["ph"] for event in events} <= {"X", "M"}
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in timed)
+
+
+def test_evaluation_in_inference_mode() -> None:
+    """There operations arrive whole that are made of others: item, conv2d, linear."""
+    def evaluate(mode: Any) -> Any:
+        def program(mesh: Any) -> None:
+            model = weft.distribute_module(
+                nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 5)), mesh)
+            x = weft.ones(4, 2, 6, 6, mesh=mesh, placements=P("dp"))
+            with mode():
+                seen.append(model(x).softmax(-1).max(-1).values.mean().item())
+
+        found = weft.dry_run(program, {"dp": 2})
+        return found.memory.peak, found.flops, [str(one) for one in found.log.events]
+
+    seen: list[float] = []
+    peak, flops, events = evaluate(torch.no_grad)
+    assert evaluate(torch.inference_mode) == (peak, flops, events) and flops and seen == [0.0, 0.0]
+
+
+ENDS = {
+    "sys.exit(0)": (0, "rank 0 of 64 (dp=64), the program"),
+    "sys.exit(3)": (3, ""),
+    "f(mesh)": (1, """\
+Traceback (most recent call last; frames of weft and torch with WEFT_DEBUG=1):
+  File "{0}", line 5, in <module>
+    f(mesh)
+  File "{0}", line 4, in f
+    def f(mesh): weft.ones(4, mesh=mesh, spec=weft.P("tp"))
+weft.errors.MeshError: weft.ones(placements=P('tp')): 1 of 1 names fit none of the 1 axes of \
+Mesh(dp=64)."""),
+    "f(": (1, """\
+  File "{0}", line 5
+    f(
+     ^
+SyntaxError: '(' was never closed"""),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_how_a_script_ends(end: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A script's own mistakes are shown with its own lines, as `weft run` shows them."""
+    monkeypatch.setattr("sys.argv", ["weft"])
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.delenv("WEFT_DEBUG", raising=False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    script = tmp_path / "train.py"
+    script.write_text("import sys, weft\nmesh = weft.init_mesh({'dp': 64})\n\n"
+                      f'def f(mesh): weft.ones(4, mesh=mesh, spec=weft.P("tp"))\n{end}\n')
+    done = CliRunner().invoke(main, ["dry", "--mesh", "dp=64", str(script)])
+    code, told = ENDS[end]
+    assert done.exit_code == code
+    assert done.output.startswith(told.format(script)), done.output
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    (["--trace", "no where/a.json"], "there is no folder 'no where'"),
+    (["--links", "a.json"], "File 'a.json' does not exist"),
+])
+def test_files_are_looked_for_before_the_script_runs(options: list[str], told: str) -> None:
+    done = CliRunner().invoke(main, ["dry", "--mesh", "dp=64", *options, __file__])
+    assert done.exit_code == 2 and told in done.output
 
 
 def test_positions_that_a_large_batch_shares_are_known() -> None:

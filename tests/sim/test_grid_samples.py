@@ -157,23 +157,50 @@ def test_points_nowhere() -> None:
                         one.float(), due, atol=size, rtol=size, equal_nan=True)
 
 
+@pytest.mark.parametrize("sizes", [(0, 2, 1), (3, 0, 0)])
+def test_second_derivatives_where_shards_are_empty(sizes: tuple[int, ...]) -> None:
+    """A rank without rows sends the gradients' gradients as the others do."""
+    torch.manual_seed(2)
+    x = torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    grid = torch.rand(2, 3, 4, 2, dtype=torch.float64) - 0.4
+
+    def twice(x: Any, grid: Any) -> list[Any]:
+        operands = x.requires_grad_(), grid.requires_grad_()
+        out = F.grid_sample(*operands, "bilinear", "border", False).sin()
+        grads = torch.autograd.grad(out.sum(), operands, create_graph=True)
+        squares = (grads[0].sin() * grads[0]).sum() + grads[1].sin().sum()
+        return [*torch.autograd.grad(squares, operands)]
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        image = Layout(mesh, x.shape, P(None, None, "x"), {2: sizes})
+        points = Layout(mesh, grid.shape, P(None, "x"), {1: sizes})
+        image = weft.distribute_tensor(x, mesh, image)
+        points = weft.distribute_tensor(grid, mesh, points)
+        return [one.full_tensor() for one in twice(image, points)]
+
+    due = twice(x.clone(), grid.clone())
+    for got in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(got, due)
+
+
 ROW = 3 * 8 * 8
 """Bytes of a row of 8 columns and 3 channels."""
 
 
 def test_bytes_and_memory_of_a_warp() -> None:
     """A rank receives the rows around its points that it does not own, each once: of points half a
-    row below their places one, of an image that is turned over all. No rank has the whole image."""
+    row below their places one, of an image that is turned over all. No rank has the whole image. A
+    cubic needs one row more at either side, and beyond the ends rows of the same rank."""
     x, near = torch.randn(1, 3, 64, 8, dtype=torch.float64), _identity(64, 8, aligned=False)
     near[..., 1] += 1 / 64
     far = near.flip(1)
 
-    def on_rank(mesh: Any, grid: Tensor) -> tuple[dict[str, int], float]:
+    def on_rank(mesh: Any, grid: Tensor, *how: str) -> tuple[dict[str, int], float]:
         image = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
         points = weft.distribute_tensor(grid, mesh, P(None, "x"), src_data_rank=None)
         image.requires_grad_()
         with weft.explain() as log, peak_memory(image, points) as memory:
-            F.grid_sample(image, points, align_corners=False).sum().backward()
+            F.grid_sample(image, points, *how, align_corners=False).sum().backward()
         totals = {name: sum(event.nbytes for event in log.events if event.collective == name)
                   for name in ("AllToAll", "all_gather")}
         return totals, memory.peak
@@ -184,6 +211,9 @@ def test_bytes_and_memory_of_a_warp() -> None:
     got = weft.testing.run(lambda mesh: on_rank(mesh, near), mesh={"x": 4})
     assert [found["AllToAll"] for found, _ in got] == [ROW, 2 * ROW, 2 * ROW, ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4
+    for pad in ("border", "reflection"):
+        got = weft.testing.run(lambda mesh, p=pad: on_rank(mesh, near, "bicubic", p), mesh={"x": 4})
+        assert [found["AllToAll"] for found, _ in got] == [3 * ROW, 6 * ROW, 6 * ROW, 3 * ROW], pad
     got = weft.testing.run(lambda mesh: on_rank(mesh, far), mesh={"x": 4})
     assert [found["AllToAll"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import (
 
 import weft
 from tests.fuzz.layers import Cube
+from tests.harness import ranks
 from weft import P
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).double()
@@ -219,7 +220,93 @@ def functions_inside_of_a_module(model: Any, x: Any) -> None:
     model(x.requires_grad_()).square().mean().backward()
 
 
+def a_module_calls_itself(model: Any, x: Any) -> None:
+    layer = model.layers[1]
+    inner = layer.forward
+
+    def forward(x: Any, depth: int = 2) -> Any:
+        x = inner(x)
+        if depth:
+            x = x + checkpoint(layer, x, 0, use_reentrant=False) + layer(x, depth - 1)
+        return layer.lin(x)
+
+    layer.forward = forward
+    model(x).square().mean().backward()
+
+
+def a_forward_is_interrupted(model: Any, x: Any) -> None:
+    """torch calls no hooks after an exception that is no Exception."""
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for layer in model.layers:
+        hook = layer.lin.register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        hook.remove()
+        model(x).square().mean().backward()
+
+
+def gradients_are_read_and_set_in_a_forward(model: Any, x: Any) -> None:
+    def before(module: Any, given: Any) -> Any:
+        weight = module.weight
+        factor = 0.5 if weight.grad is None else weight.grad.detach().sum()
+        weight.grad = None if module.bias.grad is None else torch.ones_like(weight)
+        return given[0] * factor
+
+    for layer in model.layers:
+        layer.lin.register_forward_pre_hook(before)
+    for _ in range(2):
+        model(x).square().mean().backward()
+
+
+def hooks_are_registered_in_a_forward(model: Any, x: Any) -> None:
+    def before(module: Any, _: Any) -> None:
+        module.weight.register_hook(lambda grad: grad * 0.5)
+        module.bias.register_post_accumulate_grad_hook(shrink)
+
+    def shrink(param: Any) -> None:
+        param.grad.mul_(0.5)
+
+    for layer in model.layers:
+        layer.lin.register_forward_pre_hook(before)
+    model(x).square().mean().backward()
+
+
+def parameters_thaw_in_a_forward(model: Any, x: Any) -> None:
+    model.requires_grad_(False)
+    model.layers[0].register_forward_pre_hook(lambda module, _: module.requires_grad_() and None)
+    model.layers[1].lin.register_forward_pre_hook(lambda *_: model.requires_grad_() and None)
+    for _ in range(2):
+        model(x).square().mean().backward()
+
+
+def weights_are_normalized_in_a_forward(model: Any, x: Any) -> None:
+    def before(module: Any, _: Any) -> None:
+        with torch.no_grad():
+            module.weight.div_(module.weight.norm(dim=1, keepdim=True))
+
+    for layer in model.layers:
+        layer.lin.register_forward_pre_hook(before)
+    model(x).square().mean().backward()
+
+
+def a_backward_in_a_forward_follows_a_write(model: Any, x: Any) -> None:
+    def forward(x: Any) -> Any:
+        with torch.no_grad():
+            model.shift.add_(1)
+        (x.detach().requires_grad_() * model.shift).mean().backward()
+        return Model.forward(model, x)
+
+    model.forward = forward
+    model(x).square().mean().backward()
+
+
 PROGRAMS = [
+    a_backward_in_a_forward_follows_a_write,
+    gradients_are_read_and_set_in_a_forward, hooks_are_registered_in_a_forward,
+    parameters_thaw_in_a_forward, weights_are_normalized_in_a_forward,
+    a_module_calls_itself, a_forward_is_interrupted,
     functions_inside_of_a_module, values_are_set_in_a_forward, functions_of_modules,
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
@@ -241,3 +328,39 @@ def test_gradients_are_those_of_one_process(program: Any, spec: P) -> None:
 
     for found in weft.testing.run(on_rank, mesh={"dp": 3}):  # rank 2 has no shard
         torch.testing.assert_close(found, [one.grad for one in plain.layers.parameters()])
+
+
+@pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replicated"])
+def test_a_gradient_penalty_where_a_rank_has_no_rows(spec: P) -> None:
+    def gradients(model: Any, x: Any) -> list[Tensor]:
+        grad, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (grad.norm(dim=1) - 1).square().mean().backward()
+        return [one.grad for one in model.parameters() if one.grad is not None]
+
+    def chain() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        model = weft.distribute_module(chain(), mesh, shardings={"*": spec})
+        x = weft.distribute_tensor(X[:2], mesh, P("dp")).requires_grad_()
+        return [one.full_tensor() for one in gradients(model, x)]  # type: ignore[attr-defined]
+
+    due = gradients(chain(), X[:2].clone().requires_grad_())
+    for found in weft.testing.run(on_rank, mesh={"dp": 3}):
+        torch.testing.assert_close(found, due)
+
+
+@ranks(dp=2)
+def test_a_weight_written_after_its_use_raises(mesh: Any) -> None:
+    model: Any = weft.distribute_module(Model(), mesh, shardings={"*": P("dp")})
+    layer = model.layers[1]
+
+    def after(*_: Any) -> None:
+        with torch.no_grad():
+            layer.lin.weight.mul_(2)
+
+    layer.register_forward_hook(after)
+    loss = model(weft.distribute_tensor(X, mesh, P("dp"))).square().mean()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -19,6 +19,7 @@ from weft import P
 from weft.nn import layers
 from weft.ops import FUNCTIONS
 from weft.tensor.call import fallback
+from weft.testing import peak_memory
 
 BATCH = 6
 
@@ -269,10 +270,25 @@ def test_batch_norm_receives_a_few_numbers_per_channel() -> None:
         there = sum(event.nbytes for event in log.events if event.direction == "forward")
         return there, sum(event.nbytes for event in log.events) - there
 
-    # A mean and a variance of 8 channels, of two other ranks; as much back, and the gradients of
-    # 8 weights and 8 biases, twice 2/3 of them, and the loss.
+    # An all-reduce is twice 2/3 of 8 channels' numbers: forward of means and variances, backward of
+    # the gradients of means, of scales and of biases; and the loss.
     for there, back in on_ranks(on_rank):
-        assert there == 2 * 8 * 8 * 2 and back <= 2 * 8 * 8 * 2 + 2 * 8 * 8 * 4 // 3 + 4 * 8 * 8
+        assert there == 2 * 11 * 8 and back <= 3 * 11 * 8 + 2 * 8
+
+
+def test_batch_norm_keeps_one_tensor_for_backward() -> None:
+    def train(x: Any) -> int:
+        torch.manual_seed(0)
+        parts = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(4)]
+        with peak_memory(x) as memory:
+            nn.Sequential(*parts)(x).square().sum().backward()
+        return memory.peak
+
+    field = torch.randn(1, 4, 64, 32)
+    alone = train(field)
+    for peak in weft.testing.run(
+        lambda mesh: train(weft.distribute_tensor(field, mesh, P(None, None, "x"))), mesh={"x": 4}):
+        assert peak < 1.25 * alone / 4, peak / alone
 
 
 def test_statistics_of_running_buffers_are_alike_on_all_ranks() -> None:

@@ -25,7 +25,7 @@ print(*weft.testing.run(lambda mesh: growth(mesh, num_steps), 1, {"x": 1}))
 """
 
 
-@pytest.mark.parametrize("limit, num_steps, is_bounded", [(64, 1200, True), (10**9, 300, False)])
+@pytest.mark.parametrize("limit, num_steps, is_bounded", [(64, 1200, True), (10**9, 120, False)])
 def test_memory_of_ever_new_sizes(limit: int, num_steps: int, is_bounded: bool) -> None:
     """With room for fewer layouts than half of the steps bring, the second half adds nothing.
 

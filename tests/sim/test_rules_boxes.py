@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.effort import EFFORT
 from tests.rule_of import rule_of
 from weft.core import Cover, Layout, Mesh
 from weft.ops import BOOK, FUNCTIONS, creation, elementwise, losses
@@ -29,7 +30,7 @@ from weft.tensor.trace.calls import call_of
 aten = torch.ops.aten
 SDPA = aten.scaled_dot_product_attention.default
 MESHES = (Mesh({"x": 2, "y": 2}), Mesh({"x": 3}), Mesh({"x": 1, "y": 2}), Mesh({"x": 3, "y": 2}))
-NUM_LAYOUTS = 60
+NUM_LAYOUTS = 60 if EFFORT >= 1 else 30
 
 
 def f(*shape: int) -> Tensor:

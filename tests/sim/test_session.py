@@ -112,6 +112,8 @@ def test_notebooks_show_pictures_and_columns() -> None:
     assert "rank 2 holds [2:4, 0:6]" in tensor and "f32[4@dp, 6]" in tensor.partition("<svg")[2]
     assert log.startswith("<pre>op ") and "P(sum)-&gt;I" in log
     assert report.startswith("<pre>2 parameters") and report.endswith("</pre>")
+    found = weft.dry_run(program, mesh=GRID)
+    assert found._repr_html_().startswith("<pre>rank 0 of 4 (dp=2, tp=2), the program\n")
     mesh = Mesh(GRID)
     layout = Layout(mesh, (5, 6), P("dp"))
     plan = weft.plan(layout, Layout(mesh, (5, 6), P("tp")), itemsize=4)

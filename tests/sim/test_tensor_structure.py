@@ -32,6 +32,7 @@ from tests.cases import (
 )
 from tests.cases import attention as attention_cases
 from tests.cases.layouts import layouts_of
+from tests.effort import drawn
 from tests.harness import flat, ranks
 from weft import P, ShardTensor
 from weft.core import Layout, Mesh
@@ -107,7 +108,7 @@ def described_step(step: Step) -> Any:
 def local(function: Any) -> Any:
     """The local op, and the numbers, or the shards, that it has been given."""
     if isinstance(function, partial):
-        return function.func, [(one.layout, one.dims) for one in function.args]
+        return function.func, [(one.operands, one.dims) for one in function.args]
     cells = getattr(function, "__closure__", None) or ()
     numbers = [cell.cell_contents for cell in cells]
     return getattr(function, "__qualname__", str(function)), [
@@ -128,13 +129,14 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_known_structures_give_what_a_fresh_build_gives(family: str, checker: Checker) -> None:
-    for number, case in enumerate(FAMILIES[family].CASES):
+    for number, case in enumerate(drawn(FAMILIES[family].CASES)):
         axes = MESHES[number % len(MESHES)]
         runs = list(sized_runs(case, Mesh(axes)))
         if runs:
             run_on_ranks(case, axes, runs)
-    assert checker.num_compared > 30
-    assert checker.num_programs > 20 or family != "loss"
+    share = min(1, EFFORT)
+    assert checker.num_compared > 30 * share
+    assert checker.num_programs > 20 * share or family != "loss"
 
 
 def run_on_ranks(case: Case, axes: dict[str, int], runs: list[Any]) -> None:
@@ -222,6 +224,37 @@ def test_a_number_that_was_a_length(checker: Checker) -> None:
 
     for seen in weft.testing.run(on_rank, mesh={"x": 2}):
         assert seen == [((6, 8),) * 3] * 4
+
+
+@pytest.mark.parametrize("spec", [P(), P("x"), P(partial={"x": "sum"})], ids=str)
+@ranks(x=2)
+def test_a_view_that_has_to_copy_is_told_its_size(mesh: Any, spec: P, checker: Checker) -> None:
+    """The copy hides that the local op is `reshape`, whose size is another for other lengths."""
+    for rows, columns in ((9, 7), (7, 9), (6, 5), (12, 7)):
+        full = torch.arange(8.0 * rows * columns).view(2, rows, 4, columns)
+        x = weft.distribute_tensor(full, mesh, spec)
+        for mine, due in ((x, x.full_tensor()), (x[..., 1:], x.full_tensor()[..., 1:])):
+            mine, due = (one.transpose(1, 2).reshape(8, rows, one.shape[-1]) for one in (mine, due))
+            assert mine.to_local().shape == mine.sharding.local_shape_at(mesh.here)
+            torch.testing.assert_close(mine.full_tensor(), due)
+
+
+@pytest.mark.parametrize("keys", [P(), P(None, None, "x")], ids=str)
+@ranks(x=2)
+def test_a_kernel_knows_the_lengths_of_all_operands(mesh: Any, keys: P, checker: Checker) -> None:
+    """Of attention only queries may be sharded; keys are longer or shorter the next time."""
+    for num, of_keys in ((6, 6), (5, 8), (8, 5), (9, 9)):
+        full = [torch.randn(1, 2, length, 4) for length in (num, of_keys, of_keys)]
+        mine = [weft.distribute_tensor(one, mesh, spec).requires_grad_()
+                for one, spec in zip(full, (P(None, None, "x"), keys, keys))]
+        whole = [one.full_tensor().detach().requires_grad_() for one in mine]
+        out, due = (
+            F.scaled_dot_product_attention(*each, is_causal=True) for each in (mine, whole))
+        torch.testing.assert_close(out.full_tensor(), due)
+        out.square().sum().backward()
+        due.square().sum().backward()
+        for one, other in zip(mine, whole):
+            torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
 def test_lengths_that_happen_to_be_equal(checker: Checker) -> None:

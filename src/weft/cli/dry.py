@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from weft.cli.terminal import explained
+from weft.cli.rank import told
+from weft.cli.terminal import ScriptError, check_folder, explained
 from weft.comm import BoundMesh
 from weft.core import Mesh
 from weft.core.parse import parse_mesh
@@ -58,15 +59,25 @@ def dry(
     \b
     weft dry --mesh dp=64,tp=8 --device h100 train.py
     """
+    if trace is not None:
+        check_folder("--trace", trace)
     value: Mesh = parse_mesh(mesh, None, "--mesh")
-    networks = Links.load(links) if links and Path(links).is_file() else links
+    networks: Any = Links.load(links) if links and Path(links).is_file() else links
+    if links and links == networks and Path(links).suffix:
+        raise click.BadParameter(f"File {links!r} does not exist.", param_hint="--links")
     rates = None if compute is None else _rates(compute)
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     os.environ.update(WORLD_SIZE=str(value.size()), LOCAL_RANK="0")
 
     def program(mine: BoundMesh) -> None:
         os.environ["RANK"] = str(mine.rank)
-        runpy.run_path(script, run_name="__main__")
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except Exception as error:
+            raise ScriptError(told(error)) from error
+        except SystemExit as end:
+            if end.code:  # sys.exit(main()) ends a script that has done its work
+                raise
 
     options: dict[str, Any] = {
         "compute": rates, "steps": steps, "reads": reads, "device": device}

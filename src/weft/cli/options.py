@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Sequence
 
 import click
 
 from weft.cli.canvas import write_png
-from weft.cli.terminal import RefusedError
+from weft.cli.terminal import RefusedError, check_folder
 from weft.core import Layout, Mesh
 from weft.core.dtypes import dtype_name
 from weft.core.parse import parse_mesh, parse_ranks, parse_shape, parse_sizes, read_layout
@@ -69,13 +68,8 @@ def check_out(out: str | None) -> None:
             message(f"--out {out}", f"{os.path.basename(out)!r} ends in {suffix!r}",
                     "a drawing is written as .svg, .png or .txt", [out], f"--out {stem}.svg")
         )
-    folder = os.path.dirname(stem) or "."
-    if not os.path.isdir(folder):
-        raise RefusedError(
-            message(f"--out {out}", f"there is no folder {folder!r}",
-                    "a drawing is written into a folder that is there", [folder],
-                    f"mkdir -p {shlex.quote(folder)}")
-        )
+    if out is not None:
+        check_folder("--out", out)
 
 
 def write_out(drawing: Drawing, out: str | None) -> None:

@@ -18,6 +18,7 @@ import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 __all__ = ["told"]
 
@@ -44,7 +45,7 @@ def main() -> None:
     try:
         code = compile(Path(script).read_bytes(), script, "exec")
         exec(code, module.__dict__)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:  # interrupted, it says where it was
         _report(error)
     else:
         return
@@ -53,10 +54,12 @@ def main() -> None:
 
 def told(error: BaseException) -> str:
     """The traceback, without frames of weft and torch if any other remains."""
-    said = traceback.TracebackException.from_exception(error)
+    said: Any = traceback.TracebackException.from_exception(error)
     everything = os.environ.get("WEFT_DEBUG", "") not in ("", "0")
     if not everything:
-        _shorten(said, outermost=True)
+        found = _shorten(said, outermost=True)
+        if not found and isinstance(error, SyntaxError):  # of the script itself: as Python says it
+            said.stack = None
     text = "".join(said.format()).rstrip()
     if not everything and not isinstance(error, SyntaxError):
         text = text.replace(
@@ -83,7 +86,7 @@ def _shorten(said: traceback.TracebackException, outermost: bool = False) -> boo
     return bool(frames)
 
 
-def _report(error: Exception) -> None:
+def _report(error: BaseException) -> None:
     """Print it once for all ranks with the same error."""
     # The launcher ends the others as soon as one has ended; what has begun is said all the same.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import click
 
 from weft.drawing import Drawing, Line
-from weft.errors import WeftError
+from weft.errors import WeftError, message
 
-__all__ = ["RefusedError", "coloured", "explained", "print_drawing", "width"]
+__all__ = [
+    "RefusedError", "ScriptError", "check_folder", "coloured", "explained", "print_drawing",
+    "width",
+]
 
 _MAX_WIDTH = 160
 
@@ -28,6 +32,12 @@ class RefusedError(click.ClickException):
         click.echo(self.message, file=file, err=file is None)
 
 
+class ScriptError(RefusedError):
+    """What a script has raised: its traceback, and the status that it would end with."""
+
+    exit_code = 1
+
+
 def explained(command: Callable[..., None]) -> Callable[..., None]:
     """A command that shows errors of weft as text, without a traceback."""
 
@@ -39,6 +49,17 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
             raise RefusedError(str(error)) from error
 
     return run
+
+
+def check_folder(option: str, path: str) -> None:
+    """Raise if a file cannot be written because its folder is not there: before anything runs."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise RefusedError(
+            message(f"{option} {path}", f"there is no folder {folder!r}",
+                    "a file is written into a folder that is there", [folder],
+                    f"mkdir -p {shlex.quote(folder)}")
+        )
 
 
 def width() -> int:

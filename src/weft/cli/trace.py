@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from weft.cli import ranks
+from weft.cli.terminal import check_folder
 from weft.transport.trace import merge_traces
 
 __all__ = ["trace"]
@@ -27,6 +28,7 @@ def trace(num_ranks: int, out: Path, script: str, arguments: tuple[str, ...]) ->
     ARGUMENTS go to the script. The file is for ui.perfetto.dev or chrome://tracing. A script that
     simulates its ranks is run with -n 1.
     """
+    check_folder("--out", str(out))
     program = str(Path(__file__).with_name("trace_rank.py"))
     with tempfile.TemporaryDirectory(prefix="weft-trace-") as folder:
         target = Path(folder) / "trace.json"

@@ -15,13 +15,14 @@ from weft.comm.init import (
 )
 from weft.comm.recording import Recorded, RecordingWorld, recorded, recording
 from weft.comm.reduction import check_kind
-from weft.comm.simulated import SimulatedRanks, run_simulated
+from weft.comm.simulated import SimulatedRanks, check_takes_mesh, run_simulated
 from weft.comm.source import source_line, user_frame
 from weft.comm.watching import Seen, watching
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "CollectiveCall", "BoundMesh", "Communicator", "Finish",
     "Recorded", "RecordingWorld", "Seen", "SimulatedRanks", "World", "as_bound_mesh", "check_kind",
+    "check_takes_mesh",
     "current_mesh", "get_global_mesh", "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes",
     "recorded", "recording", "run_simulated", "set_global_mesh", "source_line",
     "this_world", "user_frame", "watching",

@@ -339,24 +339,38 @@ def innermost_mesh() -> Any:
 
 
 def _device(device_type: str) -> torch.device:
-    """The device that this rank computes on.
+    """The device that this rank computes on."""
+    if device_type in ("cpu", "meta"):
+        return torch.device(device_type)
+    check_device_type(device_type)
+    return torch.device(device_type, torch.get_device_module(device_type).current_device())
+
+
+def check_device_type(device_type: str, call: str = "init_mesh(device_type)") -> None:
+    """Raise if no rank of this process can compute on devices of a type.
 
     Raises:
         ShardTypeError: not a type of device.
+        MeshError: torch finds no device of it.
     """
     if device_type in ("cpu", "meta"):
-        return torch.device(device_type)
+        return
     try:
-        found = torch.device(device_type)
+        text = isinstance(device_type, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        found = torch.device(device_type) if text else None
     except RuntimeError:
         found = None
     if found is None or found.index is not None:
         kind = "cuda" if found is None else found.type
         raise ShardTypeError(
-            "init_mesh(device_type)", f"{device_type!r} is no type of device",
+            call, f"{device_type!r} is no type of device",
             "a type is cpu, cuda or another that torch knows; each rank has its own device "
             "of it", [repr(device_type)], f"weft.init_mesh(axes, {kind!r})")
-    return torch.device(device_type, torch.get_device_module(device_type).current_device())
+    if not getattr(torch.get_device_module(device_type), "is_available", lambda: True)():
+        raise MeshError(
+            call, f"it is {device_type!r}, and torch {torch.__version__} finds "
+            "no such device", "each rank has a device of the type of its mesh", [device_type],
+            'weft.init_mesh(axes, "cpu"); weft doctor says what torch finds')
 
 
 def _outside(call: str, rank: int, where: str) -> MeshError:
@@ -370,4 +384,5 @@ def _no_groups(call: str, mesh: BoundMesh) -> MeshError:
     return MeshError(
         call, f"{mesh} lives in a {type(mesh.world).__name__}, which has no process groups",
         "torch's process groups exist only over torch.distributed", [call],
-        "mesh.comm((axis,)), the communicator that exists in every world")
+        f"weft run -n {mesh.size()} script.py, for what needs torch's groups; "
+        "weft.distribute_module and mesh.comm((axis,)) need none")

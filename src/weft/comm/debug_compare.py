@@ -78,9 +78,10 @@ class DebugCompare:
         except RuntimeError as error:
             return _no_store(ask, self.rank, error)
 
-    def end(self) -> None:
-        """Tell ranks in a roll call that this one will not come any more."""
-        store = _store() if self._counts else None
+    def end(self, is_on: bool) -> None:
+        """Tell ranks in a roll call that this one will not come any more, in debug mode (`is_on`)
+        also if it has come to none: that of an `if rank == 0` may be the first."""
+        store = _store() if self._counts or is_on else None
         if store is not None:
             try:
                 store.set(f"ended/{self.rank}", "")
@@ -196,11 +197,12 @@ class _Turn:
         ]
         for rank in missing:
             last = self._at(rank)
-            verb = "has ended" if self.store.check([f"ended/{rank}"]) else "did not come"
-            whose.append((rank, f"{verb}; " + (
-                f"the last it asked for is {last}" if last
-                else "it has asked for nothing in debug mode, which all ranks enter together"
-            )))
+            has_ended = self.store.check([f"ended/{rank}"])
+            nothing = "it has asked for nothing in debug mode"
+            if not has_ended:
+                nothing += ", which all ranks enter together"
+            whose.append((rank, f"{'has ended' if has_ended else 'did not come'}; " + (
+                f"the last it asked for is {last}" if last else nothing)))
         return message(
             f"{self.ask.collective} over axes ({self.ask.over})",
             f"{len(self.members) - len(missing)} of {len(self.members)} ranks came within "

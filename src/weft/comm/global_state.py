@@ -3,9 +3,9 @@
 Of torch: default dtype, default generators, anomaly mode, deterministic algorithms, precision of
 products, number of threads, which kernels of attention may run, whether saved tensors may be
 written to, whether checkpoints stop early, and the weights that `parametrize.cached` keeps. Of
-Python: the generator behind `random` and the filters of `warnings`.
-Not included: numpy's legacy generator, whose state takes ten times as long to copy as a collective
-takes here, and forward AD, because leaving a level of it would end the rank's tangents. Rooms above
+Python: the generator behind `random` and the filters of `warnings`. Of numpy: the generator behind
+`numpy.random.rand`.
+Not included: forward AD, because leaving a level of it would end the rank's tangents. Rooms above
 add their own global state to `CARRIED`.
 """
 
@@ -21,7 +21,7 @@ from torch.autograd import graph
 from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 
-from weft.comm.python_random import RandomState
+from weft.comm.random_states import NUMPYS, PYTHONS, RandomState
 
 __all__ = ["CARRIED", "GlobalState"]
 
@@ -76,7 +76,10 @@ class GlobalState:
         self.parts = [told() for told, _ in _PARTS]
         self.parametrized = parametrize._cache_enabled, parametrize._cache
         self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
-        self.random = RandomState(None if before is None else before.random)
+        self.random = [
+            RandomState(generator, None if before is None else before.random[number])
+            for number, generator in enumerate((PYTHONS, NUMPYS))
+        ]
         self.generators = (*generators, *CARRIED)
         self.states = [generator.get_state() for generator in self.generators]
 
@@ -91,6 +94,7 @@ class GlobalState:
             for name, value in zip(_OF_WARNINGS, self.warnings):
                 setattr(_WARNINGS, name, value)
             _WARNINGS._filters_mutated()  # given warnings are remembered per set of filters
-        self.random.restore()
+        for state in self.random:
+            state.restore()
         for generator, state in zip(self.generators, self.states):
             generator.set_state(state)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
+from weft.comm.bound_mesh import BoundMesh, Rows, World, check_device_type, innermost_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
 from weft.comm.launchers import did_not_meet, environment_of
@@ -26,6 +26,7 @@ from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
 from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = [
@@ -59,6 +60,11 @@ def _made_up() -> World | None:
     return current_recording_world() or current_simulated_world()
 
 
+@also_called({
+    "device": 'weft.init_mesh({"dp": 2, "tp": 2}, "cuda")',
+    "devices": 'weft.init_mesh({"dp": 2, "tp": 2}, ranks=[0, 2, 1, 3])',
+    "": 'weft.init_mesh({"dp": 2, "tp": 2})',
+}, mesh_shape="axes", axis_shapes="axes", axis_names="mesh_dim_names", device_ids="ranks")
 def init_mesh(
     axes: Mapping[str, int] | Sequence[int] | int | Mesh | str,
     device_type: str | Sequence[int] = "cpu",
@@ -155,7 +161,8 @@ def _no_sizes(device_type: str) -> ShardTypeError:
         "init_mesh(axes)", f"axes is {device_type!r}, and no sizes follow",
         "a mesh is made of sizes of axes; where the device type stands first, as in torch, "
         "they come next", [repr(device_type)],
-        f'weft.init_mesh({{"dp": 2, "tp": 2}}, "{device_type}")')
+        'weft.init_mesh({"dp": 2, "tp": 2}' + (
+            f', "{device_type}")' if device_type.isalpha() else ")"))
 
 
 def _no_device_type(axes: Any, given: Any) -> ShardTypeError:
@@ -217,6 +224,10 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
     fix = 'weft.init_mesh({"dp": 2, "tp": 2})'
     if isinstance(mesh, P) or is_placements(mesh):
         fix = f"placements={mesh!r}"
+    elif isinstance(mesh, str):
+        fix = f"placements=P({mesh!r})"
+    elif isinstance(mesh, (tuple, list)) and any(isinstance(one, str) for one in mesh):
+        fix = f"P({', '.join(map(repr, mesh))}), after the mesh"
     elif isinstance(mesh, Mapping) or type(mesh) is int:
         fix = f"weft.init_mesh({mesh!r})"
     said = "it" if isinstance(mesh, torch.Tensor) else repr(mesh)  # not all of its values
@@ -278,6 +289,7 @@ def _start_from_environment(device_type: str) -> None:
     if not found:
         return
     os.environ.update(found)
+    check_device_type(device_type)
     if device_type != "cpu":
         module = torch.get_device_module(device_type)
         local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))

@@ -169,7 +169,7 @@ class ProcessWorld(World):
         """Release every group, so that torch can end them. Communicators of this world then raise.
         """
         self.under_way.end()
-        self.roll.end()
+        self.roll.end(self.debug.on)
         for comm in self._comms:
             comm.group = None
         for mesh in self._wrapping.values():

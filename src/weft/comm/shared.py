@@ -17,9 +17,17 @@ _CARRIED = frozenset(("weft", "torch", "numpy", "pytest", "_pytest"))
 """Their globals are either carried or irrelevant; an error that pytest raises is an assertion of
 the test."""
 
+_NO_GROUP = "Default process group has not been initialized"
+
 
 def note_on(error: BaseException, num_ranks: int) -> str | None:
-    """The note for an error that another package has raised in one of several simulated ranks."""
+    """The note for an error that another package, or torch.distributed, has raised in a rank."""
+    if isinstance(error, ValueError) and _NO_GROUP in str(error):
+        return (
+            "simulated ranks have no torch.distributed: mesh.rank, mesh.size() and "
+            "mesh.get_local_rank(axis) say which rank this is, or the program runs over processes: "
+            f"weft run -n {num_ranks} script.py"
+        )
     package = _raised_by(error.__traceback__)
     if package is None or num_ranks < 2:
         return None

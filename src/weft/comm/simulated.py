@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.comm.baton import Baton, Finish, current_runner
-from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.bound_mesh import BoundMesh, Rows, World, check_device_type
 from weft.comm.collective_call import (
     PROCESS,
     CollectiveCall,
@@ -39,6 +39,7 @@ from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.comm.turns import Runner
 from weft.core import AxisName, Mesh
+from weft.core.names import also_called
 from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = [
@@ -188,6 +189,7 @@ def current_simulated_world() -> SimulatedWorld | None:
     return None if runner is None else runner.world
 
 
+@also_called(None, "run", world_size="num_ranks", nprocs="num_ranks")
 def run_simulated(
     fn: Callable[[BoundMesh], T],
     num_ranks: int | Mapping[str, int] | Sequence[int] | Mesh | None = None,
@@ -216,6 +218,7 @@ def run_simulated(
         CommunicationError: ranks wait for different collectives.
         Exception: whatever the first failing rank raised, with its rank in a note.
     """
+    check_takes_mesh("run", fn)
     if inspect.iscoroutinefunction(fn):
         raise ShardTypeError(
             "run(fn)", f"{fn.__name__} is a coroutine function: a call of it only makes a "
@@ -223,6 +226,26 @@ def run_simulated(
             "threads, with or without an event loop around the run", [fn.__name__],
             "run(lambda mesh: asyncio.run(fn(mesh)))")
     return SimulatedRanks(num_ranks, mesh, device_type).run(fn)
+
+
+def check_takes_mesh(call: str, fn: Any) -> None:
+    """Raise if a function cannot be called with a mesh alone.
+
+    Raises:
+        ShardTypeError: it is no function, or takes other arguments.
+    """
+    facts = f"it is of type {type(fn).__name__}"
+    if callable(fn):
+        try:
+            inspect.signature(fn).bind(None)
+            return
+        except TypeError as error:
+            facts = f"fn(mesh) is no call of it: {error}"
+        except ValueError:  # of a builtin that does not say what it takes
+            return
+    raise ShardTypeError(
+        f"{call}(fn)", facts, "every rank calls fn(mesh)", [getattr(fn, "__name__", repr(fn))],
+        f"{call}(lambda mesh: fn(mesh, ...), ...)")
 
 
 class SimulatedRanks:
@@ -236,6 +259,7 @@ class SimulatedRanks:
     ) -> None:
         self.mesh, num_ranks = mesh_of_ranks(num_ranks, mesh)
         self.device_type, self.device_index = device_type, None
+        check_device_type(device_type, "run(device_type)")
         if device_type not in ("cpu", "meta"):
             self.device_index = torch.get_device_module(device_type).current_device()
         self.baton = Baton(num_ranks, _generators(device_type), lasting)

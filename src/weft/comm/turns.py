@@ -1,6 +1,6 @@
 """Ranks as threads that take turns: one runs at a time, until it passes the turn to another.
 
-The global state of torch and Python (default dtype, generators, flags, filters of warnings) is
+The global state of torch, Python and numpy (default dtype, generators, flags, warnings) is
 separate for each rank: it is saved when a rank passes the turn and restored when it gets it back
 (`global_state`). Thread-local state (grad mode, autocast, default device) starts from torch's
 defaults, because every rank is a new thread, as a new process would.

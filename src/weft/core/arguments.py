@@ -1,20 +1,15 @@
-"""What public functions accept: types of meshes and placements, and alternative argument names."""
+"""What public functions accept as a mesh, and as placements."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.core.partition_spec import P
-from weft.errors import ShardTypeError
 
-__all__ = ["MeshLike", "Placements", "also_called"]
-
-A = ParamSpec("A")
-R = TypeVar("R")
+__all__ = ["MeshLike", "Placements"]
 
 
 class DeviceMesh(Protocol):
@@ -40,36 +35,3 @@ MeshLike = Mesh | DeviceMesh
 Placements = P | Layout | HasLayout | Sequence[Any]
 """A spec (`P("dp", None)`), one placement per mesh axis (weft's or torch's), a layout, or a
 ShardTensor that has the wanted layout."""
-
-
-def also_called(**names: str) -> Callable[[Callable[A, R]], Callable[A, R]]:
-    """Let a function also take arguments by other names: other name -> its own.
-
-    >>> @also_called(device_mesh="mesh")
-    ... def size(mesh):
-    ...     return mesh.size()
-    >>> size(device_mesh=Mesh({"dp": 2}))
-    2
-    """
-
-    def decorate(function: Callable[A, R]) -> Callable[A, R]:
-        @functools.wraps(function)
-        def call(*args: A.args, **kwargs: A.kwargs) -> R:
-            for other in names.keys() & kwargs.keys():
-                _rename(function.__qualname__, kwargs, other, names[other])
-            return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-def _rename(call: str, kwargs: dict[str, Any], other: str, name: str) -> None:
-    value = kwargs.pop(other)
-    if kwargs.get(name) is not None:
-        call = call.removesuffix(".__init__")
-        raise ShardTypeError(
-            f"{call}({other}=, {name}=)", "both are given",
-            f"{other} is another name of {name}, which is given once", [other, name],
-            f"{call}(..., {name}=...)")
-    kwargs[name] = value

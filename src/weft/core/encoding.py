@@ -48,8 +48,11 @@ class Decoded(NamedTuple):
     torch_strided: tuple[Placement, ...] = ()
 
 
-def decode(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
+def decode(mesh: Mesh, ndim: int, placements: Any, call: str = "placements") -> Decoded:
     """Parts of a layout from a spec, from placements, or from None (replicated).
+
+    Args:
+        call: the public call and its argument, for errors: "distribute_tensor(placements)".
 
     Raises:
         MeshError: an unknown axis.
@@ -60,12 +63,12 @@ def decode(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
     if placements is None:
         return Decoded(((),) * ndim, {}, (None,) * mesh.ndim)
     if isinstance(placements, P):
-        return _decode_spec(mesh, ndim, placements)
-    return _decode_placements(mesh, ndim, placements)
+        named = f"{call[:-1]}={placements!r})" if call.endswith(")") else f"{call} {placements!r}"
+        return _decode_spec(mesh, ndim, placements, named)
+    return _decode_placements(mesh, ndim, placements, call)
 
 
-def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
-    call = f"{spec!r} on {mesh}"
+def _decode_spec(mesh: Mesh, ndim: int, spec: P, call: str) -> Decoded:
     if len(spec.entries) > ndim:
         raise PlacementError(
             call, f"{len(spec.entries)} entries for a tensor of {ndim} dims",
@@ -87,22 +90,22 @@ def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
     partial: list[str | None] = [None] * mesh.ndim
     for axis, (_, kind) in zip(numbers, spec.partial):
         partial[axis] = kind
-    _check_kinds(mesh, partial)
+    _check_kinds(mesh, partial, call)
     return Decoded(tuple(dims), {}, tuple(partial))
 
 
-def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
+def _decode_placements(mesh: Mesh, ndim: int, placements: Any, call: str) -> Decoded:
     lone = isinstance(placements, (str, int)) or not isinstance(placements, Sequence)
     listed = cast(Sequence[Any], (placements,) if lone else placements)
     if not lone and any(isinstance(one, str) for one in listed):
-        raise _no_spec(listed)
-    given = [as_placement(placement) for placement in listed]
+        raise _no_spec(listed, call)
+    given = [as_placement(placement, call) for placement in listed]
     if len(given) != mesh.ndim:
         fix: list[Placement] = [*given, *[Replicate()] * mesh.ndim][: mesh.ndim]
         raise PlacementError(
-            "placements", f"{len(given)} placements for the {mesh.ndim} axes of {mesh}",
+            call, f"{len(given)} placements for the {mesh.ndim} axes of {mesh}",
             "there is one placement per mesh axis", [str(p) for p in given], repr(fix))
-    _check_dims(mesh, ndim, given)
+    _check_dims(mesh, ndim, given, call)
     dims: list[list[int]] = [[] for _ in range(ndim)]
     partial: list[str | None] = [None] * mesh.ndim
     for axis in reversed(range(mesh.ndim)):
@@ -116,23 +119,25 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
                 partial[axis] = kind
             case _:
                 pass
-    _check_kinds(mesh, partial)
+    _check_kinds(mesh, partial, call)
     strided = tuple(given) if any(map(is_torch_strided, listed)) else ()
     return Decoded(
-        tuple(map(tuple, dims)), _explicit_sizes(mesh, dims, given), tuple(partial), strided
+        tuple(map(tuple, dims)), _explicit_sizes(mesh, dims, given, call), tuple(partial), strided
     )
 
 
-def _no_spec(entries: Sequence[Any]) -> ShardTypeError:
+def _no_spec(entries: Sequence[Any], call: str) -> ShardTypeError:
     """The entries of a spec that stand in no `P`."""
     names = [repr(one) for one in entries if isinstance(one, str)]
     return ShardTypeError(
-        "placements", f"{entries!r} has {len(names)} names among {len(entries)} entries",
+        call, f"{entries!r} has {len(names)} names among {len(entries)} entries",
         "a spec of names is a P, with one entry per tensor dim; a list has placements, one "
         "per mesh axis", names, f"P({', '.join(map(repr, entries))})")
 
 
-def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement]) -> None:
+def _check_dims(
+    mesh: Mesh, ndim: int, placements: Sequence[Placement], call: str
+) -> None:
     wrong = [
         f"{placement} on axis {mesh.axis_names[axis]!r}"
         for axis, placement in enumerate(placements)
@@ -140,23 +145,23 @@ def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement]) -> None:
     ]
     if wrong:
         raise PlacementError(
-            "placements", f"{len(wrong)} of {len(placements)} placements name a dim that "
+            call, f"{len(wrong)} of {len(placements)} placements name a dim that "
             f"a tensor of {ndim} dims lacks", f"a dim lies in [{-ndim}, {ndim})", wrong,
             "Shard(0)" if ndim else "Replicate()")
 
 
-def _check_kinds(mesh: Mesh, partial: Sequence[str | None]) -> None:
+def _check_kinds(mesh: Mesh, partial: Sequence[str | None], call: str) -> None:
     kinds = {kind for kind in partial if kind is not None}
     if len(kinds) > 1 and kinds != {"sum", "avg"}:
         raise PlacementError(
-            "partial axes", f"{len(kinds)} kinds of reduction on one tensor of {mesh}",
+            call, f"{len(kinds)} kinds of reduction on one tensor of {mesh}",
             "all partial axes have one kind; only sum and avg may stand together",
             [f"{kind}@{axis}" for kind, axis in zip(partial, mesh.axis_names) if kind],
             "reduce the axes of one kind first: x.redistribute(...)")
 
 
 def _explicit_sizes(
-    mesh: Mesh, dims: Sequence[Sequence[int]], placements: Sequence[Placement]
+    mesh: Mesh, dims: Sequence[Sequence[int]], placements: Sequence[Placement], call: str
 ) -> dict[int, tuple[int, ...]]:
     # All sizes of a dim are on its major axis; elsewhere they would have no meaning.
     sizes: dict[int, tuple[int, ...]] = {}
@@ -172,7 +177,7 @@ def _explicit_sizes(
                                  f"{mesh.axis_names[axes[0]]!r}")
     if misplaced:
         raise PlacementError(
-            "placements", f"{len(misplaced)} placements carry sizes on a minor axis",
+            call, f"{len(misplaced)} placements carry sizes on a minor axis",
             "where several axes shard one dim, the sizes of all its shards stand on the "
             "major axis", misplaced, "Layout(mesh, shape, placements, sizes={0: (...)})")
     return sizes

@@ -26,6 +26,7 @@ from weft.core.dtypes import check_carries, dtype_text
 from weft.core.encoding import Cuts
 from weft.core.integers import lengths_of
 from weft.core.mesh import Mesh, as_mesh
+from weft.core.names import PLACEMENTS, also_called
 from weft.core.partition_spec import P
 from weft.core.placement import Placement
 from weft.core.torch_strided import check_torch_strided
@@ -79,6 +80,7 @@ class Layout(AsPicture):
     cuts: Cuts
     partial: tuple[str | None, ...]
 
+    @also_called(device_mesh="mesh", global_shape="shape", **PLACEMENTS)
     def __init__(
         self,
         mesh: Mesh,
@@ -86,9 +88,22 @@ class Layout(AsPicture):
         placements: P | Sequence[Placement] | None = None,
         sizes: encoding.Sizes | None = None,
     ) -> None:
-        mesh = as_mesh(mesh, "Layout(mesh)").abstract
-        shape = lengths_of(shape)
-        decoded = encoding.decode(mesh, len(shape), placements)
+        self._place(as_mesh(mesh, "Layout(mesh)").abstract, lengths_of(shape), placements, sizes,
+                    "Layout(placements)")
+
+    @classmethod
+    def placed(
+        cls, mesh: Mesh, shape: Iterable[int], placements: Any, call: str, sizes: Any = None
+    ) -> Layout:
+        """The same for the placements that another public call was given, which errors name."""
+        self = object.__new__(cls)
+        self._place(mesh.abstract, tuple(shape), placements, sizes, call)
+        return self
+
+    def _place(
+        self, mesh: Mesh, shape: tuple[int, ...], placements: Any, sizes: Any, call: str
+    ) -> None:
+        decoded = encoding.decode(mesh, len(shape), placements, call)
         if sizes or decoded.sizes:
             cuts = encoding.check_sizes(mesh, shape, decoded.dims, sizes or {}, decoded.sizes)
         else:

@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, cast
 
 from weft.core.integers import integers, listed
+from weft.core.names import also_called
 from weft.errors import MeshError, ShardTypeError
 
 __all__ = ["AxisName", "Mesh", "as_mesh"]
@@ -57,11 +58,16 @@ class Mesh:
     # Device id -> position; None for evenly spaced device ids.
     _positions: range | dict[int, int]
 
+    @also_called(dict.fromkeys(("mesh_shape", "axis_names", "mesh_dim_names"), _FIX),
+                 device_ids="ranks", devices="ranks")
     def __init__(
         self,
         axes: Mapping[str, int] | Iterable[tuple[str, int]] | Sequence[int] | int,
         ranks: Iterable[int] | None = None,
+        *more: Any,
     ) -> None:
+        if more or any(isinstance(rank, str) for rank in listed(ranks) or ()):
+            raise _names_apart(axes, ranks, *more)
         names, sizes = _parse_axes(axes)
         self.axis_names, self.axis_sizes = names, sizes
         self.axis_strides = _row_major(sizes)
@@ -324,6 +330,29 @@ def _parse_axes(axes: Any) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
             call, f"{len(small)} of {len(sizes)} axes have a size below 1",
             "every mesh axis has at least one device", small, 'Mesh({"dp": 1})')
     return names, sizes
+
+
+def _names_apart(axes: Any, *given: Any) -> ShardTypeError:
+    """For names beside sizes, or beside an array of devices, where JAX and torch_xla have them."""
+    names = [name for name in listed(given[-1]) or () if isinstance(name, str)]
+    sizes = _lengths(given[0] if len(given) > 1 else axes)
+    if len(names) == 1 < len(sizes):  # a list of devices
+        sizes = [len(sizes)]
+    fits = len(sizes) == len(names) > 0
+    meant = dict(zip(names, sizes)) if fits else {"dp": 2, "tp": 4}
+    return ShardTypeError(
+        "Mesh(axes)", f"{len(names)} names of axes stand apart from their sizes",
+        "a mesh is a map axis name -> size; device ids in row-major order are ranks=",
+        list(map(repr, names)), f"Mesh({meant}), or Mesh({meant}, ranks=...)")
+
+
+def _lengths(array: Any) -> list[int]:
+    """The sizes that are given, or the shape of an array of devices."""
+    if hasattr(array, "shape"):
+        return list(array.shape)
+    rows = listed(array) or ()
+    row = listed(rows[0]) if rows else None
+    return list(rows) if row is None else [len(rows), len(row)]
 
 
 def _check_names(names: tuple[Any, ...]) -> None:

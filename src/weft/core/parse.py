@@ -171,7 +171,7 @@ def parse_layout(text: str, mesh: Mesh, call: str = "layout") -> tuple[Layout, s
     ((6, 20), (0, 8))
     """
     shape, spec, sizes, dtype = _read(text, call, _layout)
-    return Layout(mesh, shape, spec, sizes or None), dtype
+    return Layout.placed(mesh, shape, spec, call, sizes or None), dtype
 
 
 def read_layout(
@@ -212,7 +212,7 @@ def read_layout(
             "has one", [text], f"--shape 1024,4096 {call} {shlex.quote(text)}")
     if is_hlo:
         return Layout.from_hlo(text, mesh, shape), None
-    return Layout(mesh, shape, parse_spec(text, call), sizes or None), None
+    return Layout.placed(mesh, shape, parse_spec(text, call), call, sizes or None), None
 
 
 _OWN_TEXT = re.compile(r"\s*\w*\[\s*[\d\]]")

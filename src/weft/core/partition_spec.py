@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from weft.core.integers import listed
 from weft.core.mesh import AxisName
+from weft.core.names import also_called
 from weft.core.placement import Partial
 from weft.errors import ShardTypeError
 
@@ -47,6 +48,7 @@ class P(Sequence[SpecItem]):
     entries: tuple[SpecEntry, ...]
     partial: tuple[tuple[AxisName, str], ...]
 
+    @also_called({"unreduced": 'P("dp", partial={"tp": "sum"})'})
     def __init__(
         self,
         *entries: SpecItem,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weft.core import Layout, as_mesh
 from weft.core.display import draw_by, preformatted
+from weft.core.names import also_called
 from weft.drawing.colours import Colours
 from weft.drawing.facts import named, title
 from weft.drawing.figure import drawable, figure, joined
@@ -79,6 +80,7 @@ class Drawing(str):
         return self.svg()
 
 
+@also_called(path="out", filename="out")
 def show(
     what: Any, out: str | os.PathLike[str] | None = None, *, width: int = 80,
     dtype: str | None = None,

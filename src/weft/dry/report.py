@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from weft.comm import Recorded
 from weft.core import Mesh
+from weft.core.display import AsText
 from weft.core.units import nbytes_text, number_text, seconds_text
 from weft.dry.advice import advice
 from weft.dry.devices import Device
@@ -51,7 +52,7 @@ class Memory:
 
 
 @dataclass(frozen=True, repr=False)
-class DryRun:
+class DryRun(AsText):
     """What one rank holds, receives and computes in a step.
 
     Args:

@@ -18,10 +18,18 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from weft.comm import BoundMesh, Recorded, RecordingWorld, recording, source_line
+from weft.comm import (
+    BoundMesh,
+    Recorded,
+    RecordingWorld,
+    check_takes_mesh,
+    recording,
+    source_line,
+)
 from weft.comm.alone import alone
 from weft.comm.crew import Crew
 from weft.core import Mesh
+from weft.core.names import also_called
 from weft.dry.compute import Compute
 from weft.dry.devices import device_named
 from weft.dry.report import DryRun, Memory
@@ -50,6 +58,7 @@ class _Enough(BaseException):
     """Ends a program after its steps. Not an Exception, so that user code passes it on."""
 
 
+@also_called({"device_type": 'device="h100"'}, device_mesh="mesh")
 def dry_run(
     fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
     links: Links | str | None = None, *, compute: Compute | None = None, steps: int | None = 2,
@@ -84,6 +93,7 @@ def dry_run(
         ShardTypeError: no step, no links, or no device.
         Exception: whatever the program raises.
     """
+    check_takes_mesh("dry_run", fn)
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
     if not 0 <= rank < value.size():
         raise MeshError(

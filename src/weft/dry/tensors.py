@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.fx.experimental import _config
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +48,7 @@ _STATE = torch.Generator().get_state().shape
 
 _COPIES = _aten._to_copy.default
 _READS = _aten._local_scalar_dense.default
+_CONVOLVES = _aten.convolution.default
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 
 
@@ -77,6 +79,11 @@ class DryTensors(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # then ops arrive that are made of others
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         given = flatten((args, kwargs))
         if func is _READS:
             return self._read(args[0])
@@ -95,6 +102,8 @@ class DryTensors(TorchDispatchMode):
                     out = func(*args, **kwargs)
                 except RuntimeError:  # also where torch has no kernel
                     out = self._by_data(func, args, kwargs)
+            if func is _CONVOLVES:
+                out = _as_kernels(out, *args[:2])
             self._follow(func, args, kwargs, given, out)
         if self._is_shape(func, kwargs, given):
             for one in flatten(out):
@@ -255,6 +264,16 @@ class DryTensors(TorchDispatchMode):
         for value in values:
             storage = value.untyped_storage()
             self._lost[storage._cdata] = StorageWeakRef(storage)
+
+
+
+def _as_kernels(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The result of a convolution as kernels lay it out, which torch's meta kernel does not."""
+    orders = [suggest_memory_format(one) for one in (x, weight) if one.dim() == out.dim() > 3]
+    turned = [order for order in orders if order is not torch.contiguous_format]
+    if not turned or x.dtype is torch.float64 or suggest_memory_format(out) is turned[0]:
+        return out
+    return torch.empty_like(out, memory_format=turned[0])
 
 
 def _of_equal_samples(

@@ -27,10 +27,9 @@ from weft.core.layout import Box
 from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor
 from weft.tensor.placing.construct import deepcopy
+from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.trace.trees import flatten
-from weft.tensor.views.moved import unwrap_view
-from weft.transport.in_flight import landed
 
 __all__ = ["async_save", "boxes_of", "install", "iterate", "save", "stage"]
 
@@ -143,7 +142,7 @@ def stage(original: Any, stager: Any, tensor: Any, memo: dict[int, Any], *args: 
     """A copy of a tensor that training does not change, for `async_save`: here of the block."""
     if type(tensor) is not ShardTensor:
         return original(stager, tensor, memo, *args, **kwargs)
-    local = unwrap_view(landed(tensor._local)).detach()
+    local = local_data(tensor).detach()
     meta = tensor._meta
     copied = local_to_sharded(
         original(stager, local, memo, *args, **kwargs), meta.mesh, meta.layout, meta.strides

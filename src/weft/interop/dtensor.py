@@ -22,7 +22,8 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, Mesh, Partial, Placement, Replicate, Shard, StridedShard
-from weft.core.arguments import MeshLike, also_called
+from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.core.torch_strided import check_torch_strided
 from weft.errors import LayoutError, MeshError, PlacementError, ShardTypeError
 from weft.tensor import ShardTensor, hooks

@@ -22,9 +22,8 @@ from weft.errors import ModuleError
 from weft.interop.wrappers import refuse_inputs, refuse_wrapped
 from weft.tensor import ShardTensor
 from weft.tensor.backward import running
-from weft.tensor.trace.trees import flatten, local_of
-from weft.tensor.views.moved import unwrap_view
-from weft.transport.in_flight import landed
+from weft.tensor.placing.freed import local_data
+from weft.tensor.trace.trees import flatten
 
 __all__ = ["forward", "make"]
 
@@ -114,7 +113,7 @@ def _check_alike(module: nn.Module, group: Any) -> None:
 
 
 def _block(tensor: torch.Tensor) -> torch.Tensor:
-    return unwrap_view(landed(local_of(tensor))).detach()
+    return local_data(tensor).detach()
 
 
 def _broadcast(tensors: Any, group: Any) -> None:

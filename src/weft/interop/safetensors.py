@@ -34,6 +34,7 @@ from weft.interop.checkpoint import boxes_of
 from weft.nn.libraries import as_one_process
 from weft.tensor import ShardTensor
 from weft.tensor.placing.agreed import exchanged
+from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.storage import telling_identity
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
@@ -234,7 +235,7 @@ def _boxes(tensor: Any, mesh: BoundMesh) -> list[Box]:
 
 def _runs(tensor: Any, box: Box) -> Iterator[tuple[int, Any]]:
     """(its beginning in the tensor, bytes) of each run of a block."""
-    local = unwrap_view(landed(tensor._local)) if type(tensor) is ShardTensor else tensor
+    local = local_data(tensor)
     data = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     shape, size = tensor.shape, tensor.dtype.itemsize
     inner = len(shape)  # dims from here on are whole: one run

@@ -22,6 +22,7 @@ from torch import Tensor
 from weft.comm import BoundMesh, source_line
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError
 from weft.local.permute import Permute, as_pairs
 from weft.local.region import Axes, axes_of, mesh_of_region
@@ -34,7 +35,10 @@ __all__ = [
     "psum", "reduce_scatter",
 ]
 
+_JOINED = "dim=0; blocks are joined unless tiled=False, which is JAX's default"
 
+
+@also_called(axis_name="axes")
 def axis_index(axes: Axes, *, mesh: MeshLike | None = None) -> int:
     """This rank's position along the axes, the first axis most significant.
 
@@ -50,6 +54,7 @@ def axis_index(axes: Axes, *, mesh: MeshLike | None = None) -> int:
     return sub.position(sub.here)
 
 
+@also_called(axis_name="axes")
 def axis_size(axes: Axes, *, mesh: MeshLike | None = None) -> int:
     """The number of ranks along the axes.
 
@@ -63,6 +68,7 @@ def axis_size(axes: Axes, *, mesh: MeshLike | None = None) -> int:
     return _along(mesh, axes, "axis_size").size()
 
 
+@also_called(axis_name="axes")
 def psum(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     """The sum of every rank's `x`, on all of them.
 
@@ -77,6 +83,7 @@ def psum(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     return _reduced(x, axes, "sum", mesh, "psum")
 
 
+@also_called(axis_name="axes")
 def pmean(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     """The mean of every rank's `x`, on all of them.
 
@@ -91,6 +98,7 @@ def pmean(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     return _reduced(x, axes, "avg", mesh, "pmean")
 
 
+@also_called(axis_name="axes")
 def pmax(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     """The elementwise maximum of every rank's `x`, without gradient (like `jax.lax.pmax`).
 
@@ -105,6 +113,7 @@ def pmax(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     return _reduced(x, axes, "max", mesh, "pmax")
 
 
+@also_called(axis_name="axes")
 def pmin(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     """The elementwise minimum of every rank's `x`, without gradient (like `jax.lax.pmin`).
 
@@ -119,6 +128,7 @@ def pmin(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
     return _reduced(x, axes, "min", mesh, "pmin")
 
 
+@also_called({"axis": _JOINED}, axis_name="axes")
 def all_gather(
     x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
     sizes: Sequence[int] | None = None, mesh: MeshLike | None = None,
@@ -146,6 +156,7 @@ def all_gather(
     return _moved(x, sub, src, Layout.replicated(sub.abstract, src.shape), "all_gather")
 
 
+@also_called({"scatter_dimension": _JOINED}, axis_name="axes")
 def reduce_scatter(
     x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
     sizes: Sequence[int] | None = None, mesh: MeshLike | None = None,
@@ -178,6 +189,10 @@ def reduce_scatter(
     return out if tiled else out.squeeze(dim)
 
 
+@also_called(dict.fromkeys(
+    ("split_axis", "concat_axis", "tiled"),
+    "all_to_all(x, axes, split_dim, concat_dim), which joins blocks as JAX does with tiled=True",
+), axis_name="axes")
 def all_to_all(
     x: Tensor, axes: Axes, split_dim: int, concat_dim: int, *,
     sizes: Sequence[int] | None = None, split_sizes: Sequence[int] | None = None,
@@ -209,6 +224,7 @@ def all_to_all(
     return _moved(x, sub, src, dst, "all_to_all")
 
 
+@also_called(axis_name="axes")
 def ppermute(
     x: Tensor, axes: Axes, perm: Sequence[tuple[int, int]], *,
     shapes: Sequence[Sequence[int]] | None = None, mesh: MeshLike | None = None,

@@ -82,7 +82,8 @@ class ByTorchsNames:
                 continue
             if spec is None:
                 bare.append(f"leaf {at}: {one.sharding}")
-            lies, due = one.sharding, as_layout(mesh, one.shape, spec)
+            lies, due = one.sharding, as_layout(
+                mesh, one.shape, spec, call)
             if (lies.mesh, lies.dims, lies.partial) == (due.mesh, due.dims, due.partial):
                 due = lies  # torch's placements contain no sizes
             elif not self.redistribute_inputs:

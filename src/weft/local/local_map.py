@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import ShardTypeError
 from weft.local.leaf_by_leaf import ByTorchsNames
 from weft.local.region import region
@@ -21,6 +22,7 @@ from weft.tensor.modes import inside_region
 __all__ = ["local_map"]
 
 
+@also_called(f="fn", check_vma="check", check_rep="check")
 def local_map(
     fn: Callable[..., Any] | None = None,
     *positional: Any,

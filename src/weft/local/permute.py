@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from weft.comm import Communicator
-from weft.errors import LayoutError
+from weft.core.integers import listed
+from weft.errors import LayoutError, ShardTypeError
 from weft.ops.all_to_all import AllToAll
 
 __all__ = ["Permute", "as_pairs"]
@@ -23,8 +24,15 @@ def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
     """The pairs, checked.
 
     Raises:
+        ShardTypeError: something that is not a sequence of pairs.
         LayoutError: a position that does not exist, or occurs twice on one side.
     """
+    given: Any = perm
+    if isinstance(given, Mapping) or any(len(listed(pair) or ()) != 2 for pair in given):
+        raise ShardTypeError(
+            "ppermute(perm)", f"{perm!r} is of type {type(perm).__name__}",
+            "it is a list of pairs (from, to) of places", [repr(perm)],
+            f"[(i, (i + 1) % {size}) for i in range({size})]")
     pairs = tuple((int(source), int(target)) for source, target in perm)
     outside = [pair for pair in pairs if not all(0 <= place < size for place in pair)]
     twice = [

@@ -16,7 +16,8 @@ from torch import nn
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.core.arguments import MeshLike, also_called
+from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import ModuleError, ShardTypeError, WeftError
 from weft.nn.groups import check_gather, gather_in_groups
 from weft.nn.match import (
@@ -55,7 +56,9 @@ _DONE = "_distribute_module_applied"
 """The attribute by which torch's distribute_module knows its own modules."""
 
 
-@also_called(mesh="device_mesh")
+@also_called(
+    dict.fromkeys(("plan", "spec", "specs", "placements"), 'shardings={"*.weight": P("tp")}'),
+    mesh="device_mesh", parallelize_plan="shardings")
 def distribute_module(
     module: M,
     device_mesh: MeshLike | None = None,

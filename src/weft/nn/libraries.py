@@ -18,7 +18,8 @@ from torch.utils.data import get_worker_info
 
 from weft.comm import as_bound_mesh, this_world
 from weft.core import P
-from weft.core.arguments import MeshLike, also_called
+from weft.core.arguments import MeshLike
+from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.core.scopes import Inside
 from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor import distribute_tensor
@@ -90,7 +91,7 @@ class ShardedCollator:
         UnsupportedOpError: when called in a worker of a DataLoader, which is on no mesh.
     """
 
-    @also_called(device_mesh="mesh", spec="placements")
+    @also_called(ADVICE, device_mesh="mesh", **PLACEMENTS)
     def __init__(
         self, collate_fn: Callable[[Any], Any], mesh: MeshLike | None = None,
         placements: P | None = None,

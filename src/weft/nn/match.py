@@ -130,7 +130,8 @@ def _laid(named: Named, place: Place, spec: Any, mesh: Mesh) -> Layout:
         style, spec = spec, spec.spec(place.owner, place.key, mesh)
         if spec is None:
             raise style.refusal(place.owner, place.path)
-    return as_layout(mesh, named.tensor.shape, spec)  # type: ignore[arg-type]
+    return as_layout(
+        mesh, named.tensor.shape, spec, "distribute_module(shardings)")  # type: ignore[arg-type]
 
 
 def pins_of(

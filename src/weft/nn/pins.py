@@ -185,7 +185,7 @@ def _laid(value: Any, spec: Any, mesh: Any, where: str) -> Any:
     if layout is None:
         try:
             layout = spec.of(tensor.sharding) if isinstance(spec, Cut) else as_layout(
-                bound, tensor.shape, spec)
+                bound, tensor.shape, spec, "distribute_module(activations)")
         except WeftError as error:
             error.add_note(f"  in distribute_module, for the {where}")
             raise

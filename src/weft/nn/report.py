@@ -12,8 +12,9 @@ from torch import nn
 
 from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh
-from weft.core.arguments import MeshLike, also_called
+from weft.core.arguments import MeshLike
 from weft.core.display import AsText
+from weft.core.names import also_called
 from weft.core.units import nbytes_text
 from weft.errors import ModuleError
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed

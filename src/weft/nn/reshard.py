@@ -13,10 +13,12 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
+from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner.moving import Move, moving
 from weft.tensor import ShardTensor
 from weft.tensor.modes import source_line
+from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.layouts import as_layout, local_to_sharded
 from weft.tensor.placing.operands import as_value
 from weft.tensor.views.moved import unwrap_view
@@ -30,6 +32,7 @@ __all__ = ["reshard"]
 _CALL = "reshard(state, to)"
 
 
+@also_called(mesh="to", device_mesh="to")
 def reshard(
     state: Mapping[str, Any], to: Any, shardings: Mapping[str, Any] | None = None, *,
     bucket_nbytes: int = 64 << 20,
@@ -93,7 +96,7 @@ def _moved(
             Move(tensor._meta.layout, layout, str(tensor.dtype).removeprefix("torch."))
             for tensor, _, layout in tensors
         ], bucket_nbytes)
-        xs = [unwrap_view(landed(tensor._local)) for tensor, _, _ in tensors]
+        xs = [local_data(tensor) for tensor, _, _ in tensors]
         comm = meshes[0].world.across(*meshes)
         with torch.no_grad(), traffic.label(
             "reshard", source_line() if traffic.STATE.on else "", "asked for"
@@ -137,7 +140,8 @@ def _targets(
         found = next((one for one in table if fnmatchcase(name, one)), None)
         idle.discard(found)
         try:
-            out[name] = mesh, as_layout(mesh, tensor.shape, None if found is None else table[found])
+            spec = None if found is None else table[found]
+            out[name] = mesh, as_layout(mesh, tensor.shape, spec, "reshard(shardings)")
         except WeftError as error:
             error.add_note(f"  in reshard, for {name}")
             raise

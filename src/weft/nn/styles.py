@@ -21,6 +21,7 @@ from torch import nn
 
 from weft.core import AxisName, Layout, Mesh, P, Placement, Replicate, Shard
 from weft.core.arguments import Placements
+from weft.core.names import also_called
 from weft.errors import MeshError, ModuleError, PlacementError
 from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 
@@ -34,6 +35,9 @@ Cuts = Mapping[Any, Mapping[str, int]]
 _CONV: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TABLE: Any = (nn.Embedding, nn.EmbeddingBag)
 _LAYERS: Any = (nn.Linear, *_CONV)
+
+
+_ADVICE = {"use_local_output": "x.to_local() where the block of a result is wanted"}
 
 
 class Style:
@@ -52,6 +56,7 @@ class Style:
     reads: ClassVar[int | None] = None
     """The dim of the input that has to be sharded like the weight of a layer; None: no dim."""
 
+    @also_called(_ADVICE)
     def __init__(
         self, axis: AxisName | tuple[AxisName, ...] | None = None, *,
         input_layouts: Placements | Placement | None = None,
@@ -185,6 +190,7 @@ class SequenceParallel(Style):
         sequence_dim: the dim of the sequence. Other sharding of the input stays.
     """
 
+    @also_called(_ADVICE)
     def __init__(
         self, axis: AxisName | tuple[AxisName, ...] | None = None, *, sequence_dim: int = 1
     ) -> None:

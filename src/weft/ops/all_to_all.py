@@ -13,7 +13,18 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from weft.comm import Communicator
 from weft.transport import traffic
 
-__all__ = ["AllToAll"]
+__all__ = ["AllToAll", "in_line"]
+
+
+def in_line(parts: Sequence[Tensor]) -> Tensor:
+    """The elements of all parts of one tensor, part by part, as a flat tensor.
+
+    Its gradient reaches the tensor also where no part has elements (not so by torch's `cat`): such
+    ranks take part in the second derivative. Other parts without elements are left out, as the
+    gradient of each would be as large as the tensor.
+    """
+    some = [part.reshape(-1) for part in parts if part.numel()]
+    return torch.cat(some) if len(some) > 1 else some[0] if some else parts[0].reshape(-1)
 
 
 class AllToAll:

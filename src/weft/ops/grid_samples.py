@@ -152,8 +152,10 @@ def _points(
     if turns and padding == _BORDER:
         base = base.clamp(-3, length + 1)
     elif turns:
+        # Points turn twice within a period: it begins half a length before the first place, so that
+        # those of a rank that lies at an end stay side by side.
         period = 2 * (length - 1 if aligned else length)
-        base = base - (base / period).floor() * period if period else base * 0
+        base = base - (base / period + 0.25).floor() * period if period else base * 0
     if whole and not turns:
         return _Points(base, beyond, (0, length), turns)
     before, after = {_BILINEAR: (0, 1), _NEAREST: (0, 0), _BICUBIC: (1, 2)}[mode]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -99,16 +98,12 @@ def _run(running: Tensor | None, now: Tensor, momentum: float) -> None:
             running.lerp_(now.detach().to(running.dtype), momentum)
 
 
-def _moments(
-    x: Tensor, dims: tuple[int, ...], cut: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The variance, the mean, and x - mean. Where the dims are sharded (`cut`), one gather gives
-    the first two; else two passes, a few times as fast on CPUs as torch's one."""
-    if cut:
-        return *torch.var_mean(x, dims, correction=0), None
-    mean = x.mean(dims, keepdim=True)
+def _moments(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The variance, the mean, and x - mean, which is all that autograd keeps of x. (Of `var_mean`
+    it would also keep x less the mean of each shard.) Adding 0 reduces each of them once."""
+    mean = x.mean(dims, keepdim=True) + 0.0
     apart = x + -mean
-    return (apart * apart).mean(dims), mean.squeeze(dims), apart
+    return (apart * apart).mean(dims) + 0.0, mean.squeeze(dims), apart
 
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
@@ -119,14 +114,13 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool,
-    *, cut: bool,
 ) -> Tensor:
     with _as_given(x):
         if not x.numel():
             zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
             return _normalised(x, zero, one, eps, weight, bias)
         dims = (0, *range(2, x.dim()))
-        var, mean, apart = _moments(widened(x), dims, cut)
+        var, mean, apart = _moments(widened(x), dims)
         _run(running_mean, mean, momentum)
         _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
         return _normalised(x, mean, var, eps, weight, bias, apart)
@@ -149,8 +143,7 @@ def _of_batches(
         return Composite(_of_nothing)
     if not call.args[5]:
         return None
-    cut = bool(layouts[0].dims[0]) or any(layouts[0].dims[2:])
-    return Composite(partial(_batch_norm, cut=cut), each_call=True)
+    return Composite(_batch_norm, each_call=True)
 
 
 def _with_running(
@@ -231,7 +224,7 @@ def _group_norm(
 
 def _native_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-    running_var: Tensor | None, training: bool, momentum: float, eps: float, *, cut: bool,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """batch_norm, and in training the mean and the inverse of the deviation of each channel."""
     if not training:
@@ -239,7 +232,7 @@ def _native_batch_norm(
             x, weight, bias, running_mean, running_var, False, momentum, eps, False)
         return out, x.new_empty(0), x.new_empty(0)
     with _as_given(x):
-        var, mean, apart = _moments(widened(x), (0, *range(2, x.dim())), cut)
+        var, mean, apart = _moments(widened(x), (0, *range(2, x.dim())))
         _run(running_mean, mean, momentum)
         _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
         out = _normalised(x, mean, var, eps, weight, bias, apart)
@@ -252,17 +245,17 @@ def _native_batch_norm(
 
 def _without_running(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float,
-    eps: float, *, cut: bool,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _native_batch_norm(x, weight, bias, None, None, True, momentum, eps, cut=cut)
+    return _native_batch_norm(x, weight, bias, None, None, True, momentum, eps)
 
 
 def _with_update(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
-    running_var: Tensor, momentum: float, eps: float, *, cut: bool,
+    running_var: Tensor, momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     found = _native_batch_norm(
-        x, weight, bias, running_mean, running_var, True, momentum, eps, cut=cut)
+        x, weight, bias, running_mean, running_var, True, momentum, eps)
     return *found, x.new_empty(0, dtype=torch.uint8)
 
 
@@ -275,8 +268,7 @@ def _native(function: Callable[..., Any]) -> Callable[..., Composite | None]:
         x = layouts[0]
         if 0 in x.shape or x.ndim < 2:
             return None
-        cut = bool(x.dims[0]) or any(x.dims[2:])
-        return Composite(partial(function, cut=cut), each_call=True, writes=True)  # on its device
+        return Composite(function, each_call=True, writes=True)  # on its device
 
     return layouts
 

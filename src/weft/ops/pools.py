@@ -43,10 +43,9 @@ def _unpool(num: int) -> RuleText:
     after = " ".join([f"t{at}" for at in range(num)])
 
     def serves(call: Call) -> bool:
-        """Unless only the first dim of positions is sharded."""
-        dims = [layout.dims[-num:] for layout in call.layouts]
-        first_alone = any(its[0] for its in dims) and not any(any(its[1:]) for its in dims)
-        return not first_alone or 0 in call.tensors[0].shape
+        """Where positions are whole, or there are none."""
+        sharded = any(any(layout.dims[-num:]) for layout in call.layouts)
+        return not sharded or 0 in call.tensors[0].shape
 
     return rule(
         *[f"{lead} {before}, {lead} {before} -> {lead} {after}" for lead in _LEADS], serves=serves)
@@ -161,8 +160,8 @@ def _counted(
 
 
 def _unpooled(x: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
-    """Zeros sharded as x is, to which the values are written: along the first dim of positions they
-    go to the shards that their places name."""
+    """Zeros sharded as x is, to which the values are written: they go to the shards of rows that
+    their places name."""
     num = len(output_size)
     zeros = torch.zeros_like(x)
     for dim, length in zip(range(-num, 0), output_size):

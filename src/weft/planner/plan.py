@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from weft.core.arguments import HasLayout, Placements
 from weft.core.cover import Cover
 from weft.core.display import AsPicture
 from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
+from weft.core.names import also_called
+from weft.core.partition_spec import P
+from weft.core.placement import is_placements
 from weft.core.units import nbytes_text
 from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
@@ -117,9 +121,10 @@ class Plan(AsPicture):
         return f"Plan({self.src} -> {self.dst}, {steps}, {nbytes_text(self.total_bytes)})"
 
 
+@also_called(source="src", target="dst")
 def plan(
-    src: Layout,
-    dst: Layout,
+    src: Layout | HasLayout,
+    dst: Layout | Placements,
     itemsize: int | None = None,
     *,
     dtype: object = None,
@@ -128,9 +133,9 @@ def plan(
     """The cheapest steps from one layout to another of the same global shape.
 
     Args:
-        src: the layout that the tensor has.
-        dst: the layout to come to, on the same mesh or another.
-        itemsize: bytes per element (default 4).
+        src: the layout that the tensor has, or the tensor.
+        dst: the layout to come to, on the same mesh or another; or placements on the same.
+        itemsize: bytes per element; None takes those of a tensor, else 4.
         dtype: "float32", torch.float32, ..., instead of `itemsize`.
         links: the network, `weft.Links`, "gloo" or "nccl"; None uses that of `weft.set_links`.
 
@@ -143,13 +148,10 @@ def plan(
         ShardTypeError: an argument that is not a layout, an itemsize below 1 or different from the
             dtype's, or invalid links.
     """
-    ends: tuple[Any, Any] = (src, dst)
-    wrong = [repr(it) for it in ends if not isinstance(it, Layout)]
-    if wrong:
-        raise ShardTypeError(
-            "plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
-            "a plan leads from one weft.Layout to another", wrong,
-            "plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))")
+    if not (isinstance(src, Layout) and isinstance(dst, Layout)):
+        if dtype is None and itemsize is None:
+            dtype = getattr(src, "dtype", None)
+        src, dst = _ends(src, dst)
     if dtype is not None:
         name = dtype_name(str(dtype), "plan(dtype)")
         nbytes = itemsize_of(name)
@@ -170,6 +172,26 @@ def plan(
             "an element has a whole number of bytes, at least 1", [repr(itemsize)],
             'plan(src, dst, itemsize=4), or dtype="float32"')
     return _plan(src, dst, itemsize, as_links(links, "plan(links)"))
+
+
+def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
+    """The layouts of a tensor that has one, and of placements on the mesh of `src`.
+
+    Raises:
+        ShardTypeError: something that is none of them.
+    """
+    ends = [one if isinstance(one, Layout) else getattr(one, "sharding", one)
+            for one in (src, dst)]
+    first, last = ends
+    if isinstance(first, Layout) and (isinstance(last, P) or is_placements(last)):
+        ends[1] = Layout.placed(first.mesh, first.shape, last, "plan(dst)")
+    wrong = [repr(one) for one in ends if not isinstance(one, Layout)]
+    if wrong:
+        raise ShardTypeError(
+            "plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
+            "a plan leads from one weft.Layout to another", wrong,
+            "plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))")
+    return ends[0], ends[1]
 
 
 @lru_cache(maxsize=16384)

@@ -75,8 +75,7 @@ def decide(
     operands = _operands(frame, layouts, choices, cut, beside)
     results = _results(frame, call, layouts[0], choices, cut)
     finish = _finished_dims(frame, cut) if frame.finished else ()
-    # A kernel may read the cuts of all the operands that it finishes.
-    by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
+    by_form = by_form and not beside
     local = local_call(rule, call, operands, results, cut)
     by_form = by_form and "runs" not in local and not (rule.windows or rule.spreads) and (
         cut.keys().isdisjoint(rule.offsets))

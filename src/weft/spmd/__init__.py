@@ -1,5 +1,8 @@
 """torch_xla's names for meshes and annotations, over weft's own meshes, layouts and tensors."""
 
+from typing import NoReturn
+
+from weft.core.counterparts import said_of
 from weft.spmd.barrier import apply_backward_optimization_barrier
 from weft.spmd.loader import ShardedLoader, ShardingSpec
 from weft.spmd.manual import disable_manual_sharding, enable_manual_sharding
@@ -31,3 +34,8 @@ __all__ = [
     "sharding_spec", "sharding_type", "unwrap_sharded_tensor", "visualize_sharding",
     "visualize_tensor_sharding", "wrap_as_sharded_tensor", "wrap_if_sharded",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """For what torch_xla has in its modules and weft elsewhere, or not at all."""
+    raise AttributeError(f"module 'weft.spmd' has no attribute {name!r}{said_of(name)}")

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
-from weft.core.arguments import MeshLike, also_called
+from weft.core.arguments import MeshLike
 from weft.core.mesh import as_mesh
+from weft.core.names import PLACEMENTS, also_called
 from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mark import mark_sharding
 from weft.spmd.mesh import as_spec
@@ -51,7 +52,8 @@ class ShardingSpec:
         spec = self.spec
         if self.mesh is not None:
             mesh = as_mesh(self.mesh, "ShardingSpec(mesh)")
-            Layout(mesh, (mesh.size(),) * len(spec.entries), spec)  # raises where they do not fit
+            Layout.placed(  # raises where they do not fit
+                mesh, (mesh.size(),) * len(spec.entries), spec, "ShardingSpec(partition_spec)")
 
     @property
     def spec(self) -> P:
@@ -120,11 +122,17 @@ class ShardedLoader:
             that differ between ranks.
     """
 
-    @also_called(spec="placements")
+    @also_called(device_mesh="mesh", input_sharding="placements", **PLACEMENTS)
     def __init__(
         self, dataloader: DataLoader, placements: Any, *, mesh: MeshLike | None = None,
         device: Any = None,
     ) -> None:
+        if not hasattr(dataloader, "batch_sampler"):
+            raise ShardTypeError(
+                "ShardedLoader(dataloader)", f"it is of type {type(dataloader).__name__}",
+                "each rank loads its own samples, as a DataLoader says",
+                [type(dataloader).__name__], "torch.utils.data.DataLoader(dataset, batch_size); or "
+                "weft.distribute_tensor(batch, mesh, P(...)) for each batch")
         self.dataloader, self.device = dataloader, device
         self.specs = _as_specs(placements, mesh)
         self._local = self._local_loader()

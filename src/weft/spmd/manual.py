@@ -10,6 +10,7 @@ import torch
 from weft.comm import as_bound_mesh
 from weft.core import P
 from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
@@ -19,6 +20,7 @@ from weft.tensor.placing.layouts import check_tensor
 __all__ = ["disable_manual_sharding", "enable_manual_sharding"]
 
 
+@also_called(device_mesh="mesh", spec="partition_spec")
 def enable_manual_sharding(
     t: torch.Tensor, partition_spec: P | Sequence[Any], *, mesh: MeshLike | None = None
 ) -> torch.Tensor:
@@ -44,6 +46,7 @@ def enable_manual_sharding(
     return into_local(t, bound, as_spec(partition_spec, t.ndim), "enable_manual_sharding")
 
 
+@also_called(device_mesh="mesh", spec="partition_spec", global_shape="full_shape")
 def disable_manual_sharding(
     t: torch.Tensor, partition_spec: P | Sequence[Any], full_shape: Sequence[int], *,
     mesh: MeshLike | None = None,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from weft.comm import as_bound_mesh
 from weft.core import P
 from weft.core.arguments import MeshLike
+from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mesh import as_spec
 from weft.spmd.sharding import OpSharding, ShardingType
@@ -30,7 +31,12 @@ __all__ = [
     "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded",
 ]
 
+_takes_specs = also_called(
+    device_mesh="mesh", spec="partition_spec", placements="partition_spec",
+    sharding="partition_spec")
 
+
+@_takes_specs
 def mark_sharding(
     t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
 ) -> ShardTensor:
@@ -56,7 +62,8 @@ def mark_sharding(
     is_parameter = isinstance(t, nn.Parameter)
     if is_parameter and type(t) is not ShardTensor:
         refuse_kinds(t, "mark_sharding")
-    layout = as_layout(bound, t.shape, as_spec(partition_spec, t.ndim))
+    layout = as_layout(
+        bound, t.shape, as_spec(partition_spec, t.ndim), "mark_sharding(partition_spec)")
     if is_parameter:
         if type(t) is ShardTensor and t.device_mesh == bound and t.sharding == layout:
             return t
@@ -66,6 +73,7 @@ def mark_sharding(
     return redistribute_to(as_sharded(t, bound), layout, "mark_sharding")
 
 
+@_takes_specs
 def mark_sharding_with_gradients(
     t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
 ) -> ShardTensor:

@@ -13,6 +13,7 @@ from weft.core import AxisName, P
 from weft.core import Layout as _Layout
 from weft.core import Mesh as _Mesh
 from weft.core.integers import integers
+from weft.core.names import also_called
 from weft.errors import MeshError, PlacementError, ShardTypeError
 from weft.spmd.sharding import OpSharding
 
@@ -36,6 +37,7 @@ class Mesh(_Mesh):
             or whose number differs from that of the axes.
     """
 
+    @also_called(mesh_dim_names="axis_names")
     def __init__(
         self,
         device_ids: Iterable[int] | np.ndarray,

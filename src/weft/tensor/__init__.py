@@ -13,6 +13,7 @@ from weft.tensor.placing import construct, in_place, redistribute, saved, subcla
 from weft.tensor.placing.callback import from_callback, to_callback
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
+from weft.tensor.placing.freed import hold
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.left_whole import warn_if_whole
 from weft.tensor.placing.operands import data_of, move_operands
@@ -34,6 +35,7 @@ hooks.move_operands = move_operands
 hooks.construct = construct
 hooks.redistribute = redistribute
 hooks.data_of = data_of
+hooks.hold = hold
 hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values

@@ -37,6 +37,7 @@ class Hooks:
     construct: Any
     redistribute: Any
     data_of: Callable[[Any], Any]
+    hold: Callable[[Any], Any]
     from_local: Callable[..., Any]
     from_dtensor: Callable[..., Any]  # these two by weft.interop
     to_dtensor: Callable[..., Any]

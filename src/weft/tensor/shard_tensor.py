@@ -18,7 +18,9 @@ import torch
 from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
-from weft.core.arguments import MeshLike, Placements, also_called
+from weft.core.arguments import MeshLike, Placements
+from weft.core.counterparts import attribute_elsewhere
+from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import message
 from weft.tensor.below_autograd import refused_below_autograd
 from weft.tensor.counts import CALLS
@@ -27,6 +29,7 @@ from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes
 from weft.tensor.module_name import ServedByTorch
+from weft.tensor.on_shard import on_shard
 from weft.tensor.versions import version_of as version_of_memory
 from weft.transport.nodes import transforms
 
@@ -79,6 +82,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     _memo: Any = None
     _grad_view: ShardTensor | None = None
     _slice_of: Any = None
+    _gathered: Any = None
+    """While it is gathered for its module: what knows its shard (`nn.groups.member`)."""
     _is_gradient: bool
     _known: Any
     _terms: Any = ()
@@ -86,6 +91,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     _followers: Any
     _times_set: int = 0
     """How often `x.data = ` has given it other memory: the same on all ranks, as no address is."""
+    _local_tensor = attribute_elsewhere("_local_tensor", "x.to_local()")
+    _spec = attribute_elsewhere("_spec", "x.sharding")
 
     @classmethod
     def __torch_function__(
@@ -217,6 +224,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
         if _num_modes():  # as in `_method`
             return _Tensor.requires_grad_(self, requires_grad)  # type: ignore[return-value]
         already = self._local.requires_grad
+        if requires_grad and not already and self._gathered is not None:
+            self._gathered.hide()  # the gathered one waits for no gradient
         self._local.requires_grad_(requires_grad)
         if not already:
             track_leaf(self._local)
@@ -229,6 +238,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     def grad(self) -> ShardTensor | Any:  # type: ignore[override]
         local = self._local.grad
         if local is None:
+            if self._gathered is not None:
+                return on_shard(self, ShardTensor.grad.fget)  # type: ignore[attr-defined]
             return None
         kept = self._grad_view
         if kept is not None and kept._local is local:
@@ -237,6 +248,9 @@ class ShardTensor(FromMeta, AsValue, _Base):
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
+        if self._gathered is not None:
+            on_shard(self, ShardTensor.grad.fset, grad)  # type: ignore[attr-defined]
+            return
         self._grad_view = None  # it would keep the old gradient alive
         if grad is None:
             self._local.grad = None
@@ -263,7 +277,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
     # Between layouts, and to and from local tensors.
 
     @staticmethod
-    @also_called(mesh="device_mesh")
+    @also_called(mesh="device_mesh", global_shape="shape", **PLACEMENTS)
     def from_local(
         local_tensor: torch.Tensor,
         device_mesh: MeshLike | Placements | None = None,
@@ -310,7 +324,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
             grad_placements=grad_placements,
         )
 
-    @also_called(mesh="device_mesh")
+    @also_called(ADVICE, mesh="device_mesh", **PLACEMENTS)
     def redistribute(
         self, device_mesh: MeshLike | Placements | None = None,
         placements: Placements | None = None, *, async_op: bool = False,
@@ -407,6 +421,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
         if meta.requires_grad:
             meta = meta.replace(requires_grad=False)
         out = wrap(self._local.detach(), meta)
+        if meta.varying:
+            hooks.hold(out._local)
         return out if meta.shape and meta.shape.numel() != 1 else pass_known(self, out)
 
     @property
@@ -442,8 +458,8 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 
 _ITS_OWN = frozenset((
-    "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
-    "_slice_of", "_terms", "_times_set",
+    "_followers", "_gathered", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known",
+    "_node", "_slice_of", "_terms", "_times_set",
 ))
 
 
@@ -455,7 +471,7 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 def watch_gradient(tensor: Any) -> None:
     """The gradient of this very tensor is needed, even if it is a slice."""
     if type(tensor) is ShardTensor and tensor._slice_of is not None:
-        tensor._slice_of.is_watched = True
+        tensor._slice_of.watch.is_set = True
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:

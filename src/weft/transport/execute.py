@@ -116,7 +116,9 @@ class CompiledPlan:
 
 def unshared(out: Tensor, x: Tensor) -> Tensor:
     """`out`, copied if it shares memory with `x`."""
-    if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+    mine, its = out.untyped_storage(), x.untyped_storage()
+    address = mine.data_ptr()  # 0 of meta tensors, and where nothing is stored
+    if address == its.data_ptr() and (address or mine._cdata == its._cdata):
         return out.clone(memory_format=torch.contiguous_format)
     return out
 

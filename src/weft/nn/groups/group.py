@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh
+from weft.core import Layout
 from weft.errors import StrictError
 from weft.nn.groups.buckets import Buckets
 from weft.nn.groups.kind import Dtypes, Kind, autocast_dtype, kind_of
@@ -32,6 +33,7 @@ from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
 from weft.tensor.backward import Backward, running
 from weft.tensor.modes import is_strict
+from weft.tensor.shard_tensor import watch_gradient
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
@@ -113,9 +115,11 @@ class Line:
             if group not in self.touched:
                 self.touched.append(group)
 
-    def passes(self, group: Group) -> None:
-        """In backward: everything after the group's input has its gradients."""
+    def passes(self, group: Group, given: Sequence[Layout]) -> None:
+        """In backward: everything after the group's input, of these layouts, has its gradients."""
         if self.backward is None or not group.is_open:
+            return
+        if group.is_left and any(one.has_empty_shards for one in given):  # see `_end_at`
             return
         if not self.keeps:
             self.passed.add(group)
@@ -277,19 +281,28 @@ class Group:
                 pack.hide()
 
     def _end_at(self, given: Sequence[Tensor]) -> None:
-        """End the group when the gradient of the input that was made last arrives."""
-        last, number = None, -1
+        """End the group when the gradient of the input that was made last arrives.
+
+        On a rank whose shard of it is empty, the graph of a backward may reach the op that made the
+        input and not the input, which is tied to that op's operands. So these groups end with the
+        backward through such a graph.
+        """
+        last, number, made, layouts = None, -1, None, list[Layout]()
         for one in given:
-            local = unwrap_view(one._local) if type(one) is ShardTensor else one
+            local = one
+            if type(one) is ShardTensor:
+                local = unwrap_view(one._local)
+                layouts.append(one._meta.layout)
             if not local.requires_grad:
                 continue
             node = local.grad_fn
             mine = 0 if node is None else node._sequence_nr()
             if mine > number:
-                last, number = local, mine
+                last, number, made = local, mine, one
         if last is not None and (last.grad_fn is not None or in_backward()):
             me: weakref.ref[Group] = weakref.ref(self)
-            last.register_hook(lambda _: _passes(me))
+            watch_gradient(made)
+            last.register_hook(lambda _: _passes(me, layouts))
 
     # Of all packs.
 
@@ -356,7 +369,7 @@ class _Calling:
             self.call(self.line, group)
 
 
-def _passes(group: weakref.ref[Group]) -> None:
+def _passes(group: weakref.ref[Group], given: Sequence[Layout]) -> None:
     found = group()
     if found is not None:
-        found.line.passes(found)
+        found.line.passes(found, given)

@@ -5,6 +5,7 @@ Their state is kept beside the module, not in it: a copied or unpickled module s
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,18 +54,30 @@ _STATES: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()
 
 class _Forward:
     """A forward that is under way: its outermost module, what its batch is sharded over, and the
-    groups that are gathered now."""
+    groups that are gathered now; one whose module calls itself stands there for each call."""
 
-    __slots__ = ("batch", "groups", "line", "mesh", "module")
+    __slots__ = ("batch", "frame", "groups", "line", "mesh", "module")
 
     def __init__(
-        self, module: nn.Module, mesh: BoundMesh, batch: frozenset[int], line: Line
+        self, module: nn.Module, mesh: BoundMesh, batch: frozenset[int], line: Line, frame: Any
     ) -> None:
         self.module, self.mesh, self.batch, self.line = module, mesh, batch, line
         self.groups: list[Group] = []
+        self.frame = frame
+
+    def was_interrupted(self) -> bool:
+        """Whether nothing runs it any more: torch calls no hooks after a KeyboardInterrupt."""
+        frame = sys._getframe()
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is None
 
 
 class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.again: list[Group] = []
+        """In a backward, the groups whose modules run again."""
+
     forward: _Forward | None = None
     entered: set[nn.Module] | None = None
     """The modules whose groups were entered since somebody has asked."""
@@ -86,6 +99,13 @@ def install(module: nn.Module, path: str, policy: Gather | None, casts: bool = F
 def gathered_now() -> tuple[Group, ...]:
     """The groups of this thread's forward whose modules run."""
     return () if _thread.forward is None else tuple(_thread.forward.groups)
+
+
+def _under_way() -> list[Group]:
+    """The groups whose modules run now, in a forward or again in a backward."""
+    if in_backward():
+        return _thread.again
+    return [] if _thread.forward is None else _thread.forward.groups
 
 
 @contextmanager
@@ -138,6 +158,10 @@ class Entering(_Hook):
             ):
                 _enter(module, state.group, (args, kwargs))
             return
+        if forward is not None and not self.path and forward.was_interrupted():
+            for group in forward.groups:
+                group.leave()
+            forward = None
         if forward is None:
             forward = self._outermost(module, (args, kwargs))
         if forward is None or self.policy is None:
@@ -147,6 +171,9 @@ class Entering(_Hook):
         if self.policy.axes is not None:
             batch = frozenset(forward.mesh.axes(_listed(self.policy.axes), "Gather(axes=)"))
         group = state.group
+        if group in forward.groups:  # the module has called itself
+            forward.groups.append(group)
+            return
         if group is None or group.line is not forward.line or not group.fits(forward.mesh, batch):
             state.release()
             with torch.inference_mode(False):  # the group serves forwards that train as well
@@ -156,7 +183,6 @@ class Entering(_Hook):
         group.is_outermost = forward.module is module
         if group.packs:
             _enter(module, group, (args, kwargs))
-            forward.groups.append(group)
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
         whole = None if self.path else module
@@ -169,12 +195,15 @@ class Entering(_Hook):
             return None
         line = _state_of(module).line
         line.begin()
-        _thread.forward = _Forward(module, *found, line)
+        _thread.forward = _Forward(module, *found, line, sys._getframe(3))
         return _thread.forward
 
 
 def _enter(module: nn.Module, group: Group, given: Any) -> None:
-    group.enter(given)
+    under_way = _under_way()
+    if group not in under_way:
+        group.enter(given)
+    under_way.append(group)
     if _thread.entered is not None:
         _thread.entered.add(module)
 
@@ -186,10 +215,12 @@ class Leaving(_Hook):
         state = _STATES.get(module)
         forward = _thread.forward
         if state is not None and state.group is not None:
-            with unselected():
-                state.group.leave()
-            if forward is not None and not in_backward() and state.group in forward.groups:
-                forward.groups.remove(state.group)
+            under_way = _under_way()
+            if state.group in under_way:
+                under_way.remove(state.group)
+            if state.group not in under_way:
+                with unselected():
+                    state.group.leave()
         if forward is not None and forward.module is module and not in_backward():
             _thread.forward = None
             forward.line.end()

@@ -46,6 +46,8 @@ class Member:
         """Whether the gradient of the leaf is to be reduced in this backward."""
         self.times_set = tensor._times_set
         self.use: LeafUse | None = None
+        self.hide: Any = None
+        """Gives the parameter its shard back."""
         self._released: TensorWeakRef | None = None
         self.whole: Any
         self._full: Any

@@ -21,6 +21,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -135,6 +136,8 @@ class Pack(Freed):
         """Hook the gathered parameters, to see their gradients arrive."""
         me: weakref.ref[Pack] = weakref.ref(self)
         self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
+        for at, member in enumerate(self.members):
+            member.hide = partial(_hide, me, at)
         for member, arrival in zip(self.members, self.arrivals):
             self._stand_for(member)
             if member.full.requires_grad:
@@ -232,7 +235,7 @@ class Pack(Freed):
 
     def free(self) -> None:
         is_due = self.is_full and not self.is_kept and self.may_free
-        if is_due and self.storage.resizable():
+        if is_due and self.storage.resizable() and not self.is_shown:  # a backward in a forward
             self.storage.resize_(0)
             self.is_full = False
 
@@ -250,6 +253,7 @@ class Pack(Freed):
                 if member.shown is None:
                     member.shown = self._shown(at)
                 tensor._local, tensor._meta, tensor._memo = member.shown, member.whole_meta, None
+                tensor._gathered = member
 
     def _shown(self, at: int) -> Tensor:
         """The local tensor of a gathered parameter."""
@@ -276,13 +280,17 @@ class Pack(Freed):
             return
         wanted = member.full.requires_grad
         tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
-        member.memo = None
+        tensor._gathered = member.memo = None
         version = member.version if self.storage is None else _counts(member.full)
         if version != member.version and self.is_full:
             by_data = version[1] == member.version[1]
             with torch.no_grad():
                 own = self.packing.own(member.whole, at) if self.kind.axes else member.whole
                 (detached_data(member.local) if by_data else member.local).copy_(own)
+            if self.versions is not None:  # its graphs have these values already
+                known = list(self.versions)
+                known[at] = _counts(member.local)
+                self.versions = tuple(known)
         if wanted != member.local.requires_grad:
             tensor.requires_grad_(wanted)
 
@@ -402,6 +410,12 @@ class Pack(Freed):
 def _counts(local: Tensor) -> tuple[int, int]:
     """All writes to the tensor's memory, and those that autograd knows: not through a `.data`."""
     return version_of(local), local._version
+
+
+def _hide(pack: weakref.ref[Pack], at: int) -> None:
+    found = pack()
+    if found is not None:
+        found.hide_one(at)
 
 
 class _Arrival:

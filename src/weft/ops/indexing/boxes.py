@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Interval, Layout
+from weft.ops.all_to_all import in_line
 from weft.ops.sorting.splitting import Row
 from weft.transport import Shards
 
@@ -51,11 +52,11 @@ class BoxExchange:
         told = self._row.gather(torch.tensor(box, device=x.device)).tolist()
         own = self._owned[self._mine]
         parts = [self._part(x, _common(own, each), own) for each in told]
-        kept, parts[self._mine] = parts[self._mine], x.new_empty(0)
+        kept, parts[self._mine] = parts[self._mine], x.narrow(self._dims[0], 0, 0)
         shapes = [self._shape(x, _common(each, box)) for each in self._owned]
         sizes = [math.prod(shape) for shape in shapes]
         sizes[self._mine] = 0
-        sent = torch.cat([part.reshape(-1) for part in parts])
+        sent = in_line(parts)
         got = self._row.send(sent, [part.numel() for part in parts], sizes).split(sizes)
         return self._joined([
             kept if at == self._mine else part.view(shape)

@@ -214,7 +214,7 @@ class Builder:
         results = self._results(decision, moves, varying, any(wants), brought)
         slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
-        sized = None if decision.args is None else self._sized()
+        sized = None if args is None else self._sized()
         self.by_form = self._is_by_form(decision, sized is not None) and not anchor
         made = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         return Step(
@@ -276,11 +276,10 @@ class Builder:
     ) -> tuple[Any, Any, Any]:
         """The function for the local tensors, with its arguments (None: the user's own call)."""
         if isinstance(algorithm, ops.Kernel):
-            operand, _ = decision.finish[0]
             self.kernel = BoundKernel(
-                self.name, algorithm, self.mesh, self.slots[operand],
+                self.name, algorithm, self.mesh, tuple(self.slots),
                 dtype_of(self.op, self.trace, self.mesh))
-            return self.kernel.local(decision.operands[operand]), self.op.args, self.op.kwargs
+            return self.kernel.local(decision.operands), self.op.args, self.op.kwargs
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
             return algorithm.bind(self.mesh), order, {}

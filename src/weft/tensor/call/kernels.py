@@ -3,7 +3,7 @@ of the book, bound to a rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,35 +69,36 @@ def folding(
 
 @dataclass(frozen=True, slots=True)
 class BoundKernel:
-    """A kernel of the book on one rank: for each layout of its operand, a function of the op's
+    """A kernel of the book on one rank: for layouts of the op's operands, a function of its
     arguments, tensors being local.
 
     Args:
         name: the op, for messages.
-        slot: the tensor that has the shards.
+        slots: the tensors of the operands.
         cast: the dtype that autocast gives the op, where it is on: a kernel runs without.
     """
 
     name: str
     kernel: Kernel
     mesh: BoundMesh
-    slot: int
+    slots: tuple[int, ...]
     cast: torch.dtype | None
 
-    def local(self, layout: Layout) -> Callable[..., Any]:
-        """The function for local tensors, if the operand has this layout."""
+    def local(self, operands: Sequence[Layout]) -> Callable[..., Any]:
+        """The function for local tensors, if the operands have these layouts."""
         decision = self.kernel.decision
         operand, _ = decision.finish[0]
         dims = [dim for at, dim in decision.finish if at == operand]
-        operands = (*decision.operands[:operand], layout, *decision.operands[operand + 1 :])
-        keys = partial(next_key, self.mesh)
-        shards = Shards(self.mesh, layout, dims, self._check, operands, keys)
+        operands = tuple(operands)
+        shards = Shards(
+            self.mesh, operands[operand], dims, partial(self._check, operands), operands,
+            partial(next_key, self.mesh))
         local = partial(self.kernel.function, shards)
         if self.cast is not None:
             local = as_autocast(local, self.cast, self.mesh.kernel_type, results=False)
         return _labelled(self.name, local, decision, self.kernel.axes, self.mesh, checks=False)
 
-    def _check(self, axes: tuple[int, ...]) -> None:
+    def _check(self, operands: tuple[Layout, ...], axes: tuple[int, ...]) -> None:
         """Raise in strict mode, before the kernel communicates over these axes."""
         if modes.STRICT.on and self.mesh.comm(axes).size > 1:
-            modes.check_summaries(self.name, self.kernel.decision.operands, axes)
+            modes.check_summaries(self.name, operands, axes)

@@ -115,7 +115,7 @@ class Step(Caller):
                 (at, leave and _moved_to(leave, layout_of(at))) for at, leave in self.results
             ])
         if self.kernel is not None:
-            new.local = self.kernel.local(layout_of(self.kernel.slot))
+            new.local = self.kernel.local([layout_of(at) for at in self.kernel.slots])
             new.bound = _bound(new.local, self.args, self.kwargs)
         if self.sized is not None:
             place, first, last = self.sized

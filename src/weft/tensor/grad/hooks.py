@@ -21,6 +21,7 @@ from torch.utils.weak import TensorWeakRef
 from weft.tensor.backward import Backward, running
 from weft.tensor.grad.autograd import local_cotangent, wrap_cotangent
 from weft.tensor.leaf_gradients import defer_hook, disable_for, is_put_off, uses_of
+from weft.tensor.on_shard import on_shard
 from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
 
 def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
     """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
+    if tensor._gathered is not None:
+        return on_shard(tensor, register_hook, hook)
     watch_gradient(tensor)
     first = tensor._meta
     # They hold the hook, so not the reverse.
@@ -58,6 +61,8 @@ def register_post_accumulate_grad_hook(
     tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
 ) -> Any:
     """A hook that runs with the tensor itself once its gradient is complete."""
+    if tensor._gathered is not None:
+        return on_shard(tensor, register_post_accumulate_grad_hook, hook)
     meta, of = tensor._meta, weakref.ref(tensor)  # its local tensor holds the hook
 
     def local_hook(local: torch.Tensor) -> Any:

@@ -38,13 +38,15 @@ Strides = tuple[int, ...]
 
 
 def agreed_layout(
-    call: str, mesh: BoundMesh, local: Any, placements: Any, word: str, fault: WeftError | None
+    call: str, mesh: BoundMesh, local: Any, placements: Any, word: str, fault: WeftError | None,
+    argument: str,
 ) -> tuple[Layout, Strides | None]:
     """The layout that the ranks' blocks make up, and its strides; None if none follow.
 
     Args:
         word: "infer" takes the blocks as they are, "chunk" as the default cuts.
         fault: why this rank's local tensor cannot be used.
+        argument: the public call and its argument that has the placements, for errors.
 
     Raises:
         LayoutError: on all ranks, if the blocks do not make up one tensor; `fault` if there is one.
@@ -52,7 +54,7 @@ def agreed_layout(
     form = None
     if fault is None:
         try:
-            form = form_of(mesh, local.dim(), placements)
+            form = form_of(mesh, local.dim(), placements, argument)
         except WeftError as error:
             fault = error
     facts = None if form is None else _facts(local, (form.dims, form.partial))

@@ -15,6 +15,7 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, get_global_mesh
 from weft.core import Layout, Mesh, P, Placement, is_placements
 from weft.core.arguments import MeshLike, Placements
+from weft.core.names import ADVICE, PLACEMENTS, own_names
 from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor
@@ -43,29 +44,22 @@ def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Lay
         ShardTypeError: one thing given by two names, or an unknown name.
         UnsupportedOpError: a layout of torch that is not dense.
     """
-    unknown = [name for name in where if name not in Where.__annotations__]
-    if unknown:
-        raise _unknown(call, unknown)
-    form = where.get("layout", torch.strided)
+    named = own_names(call, where, _OTHER_NAMES, _NAMES, _ADVICE)
+    form = named.get("layout", torch.strided)
     if form is not torch.strided:
         raise _not_dense(call, form)
-    mesh = _one_of(call, where, "device_mesh", "mesh")
-    placements = _one_of(call, where, "placements", "spec")
+    placements = named.get("placements")
     name = "device_mesh" if where.get("device_mesh") is not None else "mesh"
-    bound = mesh_for(mesh, placements, f"{call}({name}=)")
-    return bound, as_layout(bound, shape, placements)
+    bound = mesh_for(named.get("mesh"), placements, f"{call}({name}=)")
+    return bound, as_layout(bound, shape, placements, f"{call}(placements)")
 
 
-def _unknown(call: str, names: list[str]) -> ShardTypeError:
-    """Arguments that torch's factories have, or that were meant for another name."""
-    fix = f"{call}(..., mesh=mesh, placements=P(...))"
-    if "device" in names:
-        fix = 'the mesh says where tensors live: weft.init_mesh(axes, "cuda")'
-    return ShardTypeError(
-        f"{call}({', '.join(f'{name}=' for name in names)})",
-        f"{len(names)} arguments have names that it does not know",
-        "a factory takes sizes, dtype, requires_grad, mesh (or device_mesh) and placements "
-        "(or spec)", [repr(name) for name in names], fix)
+_OTHER_NAMES = {"device_mesh": "mesh", **PLACEMENTS}
+_NAMES = ("dtype", "requires_grad", "mesh", "placements", "layout")
+_ADVICE = {
+    **ADVICE, "device": 'the mesh says where tensors live: weft.init_mesh(axes, "cuda")',
+    **dict.fromkeys(("size", "shape"), "lengths come first, without a name: (8, 4, ...)"),
+}
 
 
 def mesh_for(mesh: Any, placements: Any, call: str) -> BoundMesh:
@@ -75,16 +69,6 @@ def mesh_for(mesh: Any, placements: Any, call: str) -> BoundMesh:
     ):
         mesh = placements.mesh
     return as_bound_mesh(mesh, call)
-
-
-def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:
-    given = {name: where[name] for name in (torchs, ours) if where.get(name) is not None}
-    if len(given) == 2:
-        raise ShardTypeError(
-            f"{call}({torchs}=, {ours}=)", "both are given",
-            f"{torchs} is torch's name of {ours}, which is given once", list(given),
-            f"{call}(..., {ours}=...)")
-    return next(iter(given.values()), None)
 
 
 def _not_dense(call: str, form: Any) -> Exception:

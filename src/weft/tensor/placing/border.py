@@ -39,7 +39,7 @@ def into_local(
     Raises:
         PlacementError: the layout is partial: a function of partial values is not one of their sum.
     """
-    layout = as_layout(mesh, x.shape, placements)
+    layout = as_layout(mesh, x.shape, placements, f"{call}(in_specs)")
     if layout.is_partial:
         raise PlacementError(
             f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "

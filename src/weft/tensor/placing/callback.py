@@ -10,10 +10,11 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Box, Layout, on_multiples
 from weft.core.integers import integers
+from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
-from weft.tensor.placing.arguments import place, shape_of
+from weft.tensor.placing.arguments import mesh_and_placements, place, shape_of
 from weft.tensor.placing.layouts import check_given, check_tensor, local_to_sharded
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
@@ -28,6 +29,7 @@ Index = tuple[slice, ...]
 """Per dim, the global positions of a block."""
 
 
+@also_called(ADVICE, device_mesh="mesh", data_callback="fn", callback="fn", **PLACEMENTS)
 def from_callback(
     shape: Sequence[int], mesh: Any = None, placements: Any = None,
     fn: Callable[[Index], Any] | None = None, *, dtype: torch.dtype | None = None,
@@ -42,8 +44,9 @@ def from_callback(
 
     Args:
         shape: the global shape, in elements.
-        mesh: a mesh; None is the current one.
-        placements: placements, a `P` or a Layout; None replicates.
+        mesh: a mesh; None is the current one, or else that of a Layout.
+        placements: placements, a `P` or a Layout; None replicates. They may stand in the place of
+            the mesh, as in JAX: `from_callback(shape, layout, fn)`.
         fn: makes a block. `fn(index)`, with a slice of global positions per dim, returns a
             tensor, an array or nested lists of that shape. It is called once on every rank, with
             empty slices if the rank has no elements. Ranks with the same block (replicas) each
@@ -68,14 +71,18 @@ def from_callback(
     """
     if fn is None and callable(placements):
         placements, fn = None, placements
+    mesh, placements = mesh_and_placements(mesh, placements)
     given: Any = tuple(shape) if isinstance(shape, Iterable) else shape
     bound, layout = place("weft.from_callback", shape_of("weft.from_callback", (given,)),
                           {"mesh": mesh, "placements": placements})
-    if layout.is_partial or fn is None:
-        facts = f"the layout is {layout}" if fn is not None else "fn is None"
+    if not callable(fn):
+        raise ShardTypeError(
+            _CALL, f"fn is of type {type(fn).__name__}", "each rank calls fn(index) for its block",
+            [type(fn).__name__], "weft.from_callback(shape, mesh, P(...), lambda i: data[i])")
+    if layout.is_partial:
         raise LayoutError(
-            _CALL, facts, "fn gives the values of a block, which are no partial ones",
-            [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
+            _CALL, f"the layout is {layout}", "fn gives the values of a block, which are no "
+            "partial ones", [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
     layout = _on_chunks(_CALL, layout, chunks)
     block, fault = _block(bound, layout, fn, dtype)
     if bound.here is not None:
@@ -92,6 +99,7 @@ def from_callback(
     return local_to_sharded(track_leaf(block.requires_grad_(requires_grad)), bound, layout)
 
 
+@also_called(callback="fn")
 def to_callback(
     x: ShardTensor, fn: Callable[[Index, torch.Tensor], Any], *,
     chunks: Sequence[int] | None = None, in_turns: bool = False,

@@ -16,8 +16,9 @@ from weft.tensor.backward import accumulate
 from weft.tensor.leaf_gradients import uses_of
 from weft.tensor.leaves import replace_leaf, track_leaf
 from weft.tensor.members import hooks
-from weft.tensor.meta import Meta
+from weft.tensor.meta import NONE, Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
+from weft.tensor.placing.freed import keep, local_data, memory_of
 from weft.tensor.placing.in_place import lay_state_of
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
@@ -27,7 +28,6 @@ from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.versions import share_version
 from weft.tensor.views.moved import unwrap_view
-from weft.transport.in_flight import landed
 
 __all__ = [
     "arange", "as_sharded", "deepcopy", "empty", "full", "gathered", "is_in_a_graph", "ones",
@@ -52,6 +52,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
         given = redistribute_to(given.detach(), tensor.sharding)
     grad = tensor.grad
+    keep(given)
     data = unwrap_view(local_of(given)).detach()
     same = given._meta.mesh is mesh and (given.shape, given.dtype) == (tensor.shape, tensor.dtype)
     moves = given._meta.device.type != tensor._meta.device.type
@@ -200,8 +201,9 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment."
         )
-    local = _copied(unwrap_view(landed(tensor._local)).detach(), memo)
-    out = wrap(track_leaf(local.requires_grad_(tensor.requires_grad)), tensor._meta)
+    local = _copied(local_data(tensor).detach(), memo)
+    local = track_leaf(local.requires_grad_(tensor.requires_grad))
+    out = wrap(local, tensor._meta.replace(varying=NONE))
     memo[id(tensor)] = out
     is_parameter = getattr(tensor, "_is_param", False)
     if tensor._local.grad is not None and not is_parameter:  # as torch does
@@ -213,14 +215,15 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
 
 def _copied(local: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """A copy; as for plain tensors, tensors that share memory still do when copied together."""
-    if torch._C._is_cow_tensor(local):  # type: ignore[attr-defined]  # it shares until written to
+    shares_until_written_to = torch._C._is_cow_tensor(local)  # type: ignore[attr-defined]
+    if shares_until_written_to or memory_of(local) is not None:
         return local.clone()
     return copy.deepcopy(local, memo)
 
 
 def shallow_copy(tensor: ShardTensor) -> ShardTensor:
     """`copy.copy`: a leaf that shares the memory."""
-    local = tensor._local.detach().requires_grad_(tensor.requires_grad)
+    local = tensor.detach()._local.requires_grad_(tensor.requires_grad)
     out = wrap(track_leaf(local), tensor._meta)
     for name, value in attributes_of(tensor).items():
         setattr(out, name, value)

@@ -1,8 +1,9 @@
 """Memory of gathered parameters, which is freed after a use and filled again before the next.
 
 A freed storage has no bytes, and a kernel that reads it ends the process. So a reader of such
-memory fills it first (`filled`), and makes the gradient fill it again (`watch`). Code that passes
-its address to something outside of autograd keeps it (`keep`).
+memory fills it first (`filled`, `local_data`), and makes the gradient fill it again (`watch`). Code
+that passes its address to something outside of autograd keeps it (`keep`). What shares it keeps
+alive who can fill it (`hold`), and printing it says that it is freed (`text`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from weft.tensor.meta import forget_recipes
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.trees import flatten, local_of
 from weft.tensor.views.moved import unwrap_view
+from weft.transport.in_flight import landed
+from weft.transport.nodes import is_wrapped
 
-__all__ = ["Freed", "fill", "filled", "is_used", "keep", "memory_of", "register", "watch"]
+__all__ = [
+    "Freed", "fill", "filled", "hold", "is_used", "keep", "local_data", "memory_of", "register",
+    "text", "watch",
+]
 
 
 class Freed(ABC):
@@ -73,6 +79,32 @@ def fill(tensor: ShardTensor) -> None:
         found.fill()
 
 
+def local_data(tensor: Tensor) -> Tensor:
+    """The local tensor, plain and with its data: they have landed, and their memory is filled."""
+    local = unwrap_view(landed(local_of(tensor)))
+    found = memory_of(local)
+    if found is not None:
+        found.fill()
+    return local
+
+
+def hold(local: Tensor) -> Tensor:
+    """Let a tensor that shares such memory keep alive what fills it."""
+    local._weft_memory = memory_of(local)  # type: ignore[attr-defined]
+    return local
+
+
+def text(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> str:
+    """torch's text of a plain tensor. One whose memory is freed is in no module's hands, but in the
+    variables of a traceback: to print it is no collective."""
+    if type(tensor) is Tensor and tensor.layout is strided and tensor.numel() and (
+        tensor.device.type != "meta" and not is_wrapped(tensor)
+        and not tensor.untyped_storage().nbytes()
+    ):
+        return f"tensor(freed, size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+    return original(tensor, *args, **kwargs)
+
+
 def keep(tensor: ShardTensor) -> None:
     """Keep the tensor's memory: its address is passed on."""
     found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
@@ -107,8 +139,10 @@ def watch(out: Any, found: dict[int, Freed]) -> None:
                     node.register_prehook(memory.ask)
         elif type(one) is not ShardTensor or (local.requires_grad and not one._meta.varying):
             mine.keep()
-        elif not one._meta.varying:  # it is read again, by calls that have to be watched
-            one._meta = one._meta.replace(varying=mine.axes)
+        else:
+            hold(local)
+            if not one._meta.varying:  # it is read again, by calls that have to be watched
+                one._meta = one._meta.replace(varying=mine.axes)
 
 
 def _node_of(local: Tensor) -> Any:

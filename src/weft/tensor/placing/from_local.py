@@ -51,20 +51,23 @@ def from_local(
     grad_placements: Any = None,
     region: str | None = None,
 ) -> ShardTensor:
-    """See `ShardTensor.from_local`; `region`: the call that errors of `run_check` name instead."""
+    """See `ShardTensor.from_local`; `region`: the call that errors name instead."""
     device_mesh, placements = mesh_and_placements(device_mesh, placements)
     mesh = mesh_for(device_mesh, placements, "from_local(device_mesh)")
     if isinstance(sharding_shapes, str):
         sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
+    argument = region or "from_local(placements)"
     asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None
     fault, layout = _fault(local), None
     if asks:
         call = f'from_local(sizes="{sizes}")'
-        layout, strides = agreed_layout(call, mesh, local, placements, sizes, fault)
+        layout, strides = agreed_layout(
+            call, mesh, local, placements, sizes, fault, argument)
         stride = strides if stride is None else stride
     elif fault is None:
         try:
-            layout = said_layout(mesh, local.shape, placements, shape, sizes, sharding_shapes)
+            layout = said_layout(
+                mesh, local.shape, placements, shape, sizes, sharding_shapes, argument)
         except WeftError as error:
             fault = error
     compared = run_check or (mesh.world.debug.on and not sync)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.utils.weak import TensorWeakRef
 
 from weft.core import Cover, Interval, Layout
 from weft.tensor.meta import bounded_put
@@ -288,6 +289,28 @@ def _inside(read: Interval, box: Interval, length: int) -> tuple[int, int] | Non
 # Slices.
 
 
+class Watch:
+    """Whether the gradient of a slice itself is needed. Otherwise the gradient of the aligned slice
+    goes to the base. Graphs keep it, and not the tensors.
+
+    Args:
+        mine: the local tensor of the slice. parent: of the slice of which it is a slice.
+    """
+
+    __slots__ = ("is_set", "mine", "parent")
+
+    def __init__(self, mine: Tensor, parent: Watch | None) -> None:
+        self.mine, self.parent, self.is_set = TensorWeakRef(mine), parent, False
+
+    @property
+    def asks(self) -> bool:
+        """Whether the gradient of the slice, or of a slice that it was taken from, is needed."""
+        mine = self.mine()
+        return self.is_set or (
+            mine is not None and (mine.retains_grad or bool(mine._backward_hooks))
+        ) or (self.parent is not None and self.parent.asks)
+
+
 class Slice:
     """The base of a ShardTensor that is a slice: a view of rows, of which other cuts may need more.
 
@@ -295,26 +318,16 @@ class Slice:
         base: the tensor. starts: per dim, where the slice begins in it.
         mine: the local tensor of the slice. local: that of the base, at that time.
         parent: the slice of which it is a slice.
-
-    `is_watched`: the gradient of the slice itself is needed. Otherwise the gradient of the aligned
-    slice goes to the base.
     """
 
-    __slots__ = ("base", "is_watched", "local", "mine", "parent", "starts")
+    __slots__ = ("base", "local", "mine", "parent", "starts", "watch")
 
     def __init__(
         self, base: ShardTensor, starts: tuple[int, ...], mine: Tensor, parent: Slice | None
     ) -> None:
         self.base, self.starts, self.parent = base, starts, parent
         self.mine, self.local = mine, base._local
-        self.is_watched = False
-
-    @property
-    def asks(self) -> bool:
-        """Whether the gradient of the slice, or of a slice that it was taken from, is needed."""
-        mine = self.mine
-        return self.is_watched or mine.retains_grad or bool(mine._backward_hooks) or (
-            self.parent is not None and self.parent.asks)
+        self.watch = Watch(mine, None if parent is None else parent.watch)
 
     def need(self, tensor: ShardTensor, move: Transition) -> tuple[Transition, Parts] | None:
         """The transition of the base by which the slice comes to other cuts, and the part of its
@@ -338,7 +351,7 @@ class Slice:
             x = x.narrow(dim, start, length)
         if not (is_grad_enabled() and self.mine.requires_grad):
             return x
-        return _Aligned.apply(self.mine, x, self, move)  # type: ignore[no-any-return]
+        return _Aligned.apply(self.mine, x, self.watch, move)  # type: ignore[no-any-return]
 
 
 def slice_of(base: Any, starts: tuple[int, ...], out: ShardTensor) -> None:
@@ -385,14 +398,14 @@ class _Aligned(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, mine: Tensor, x: Tensor, of: Slice, move: Transition
+        ctx: Any, mine: Tensor, x: Tensor, watch: Watch, move: Transition
     ) -> Tensor:
-        ctx.of, ctx.move = of, move
+        ctx.watch, ctx.move = watch, move
         ctx.set_materialize_grads(False)
         return x.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
-        if grad is None or not ctx.of.asks:
+        if grad is None or not ctx.watch.asks:
             return None, grad, None, None
         return ctx.move.reverse(grad), None, None, None

@@ -21,8 +21,13 @@ __all__ = [
 ]
 
 
-def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
+def as_layout(
+    mesh: BoundMesh, shape: Sequence[int], placements: Any, call: str = "placements"
+) -> Layout:
     """The layout that placements, a P or a Layout mean for a tensor of this shape.
+
+    Args:
+        call: the public call and its argument, for errors.
 
     Raises:
         LayoutError: a Layout of another mesh or shape.
@@ -30,10 +35,10 @@ def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
     if isinstance(placements, ShardTensor):
         placements = placements.sharding
     if not isinstance(placements, Layout):
-        return Layout(mesh, shape, placements)
+        return Layout.placed(mesh, shape, placements, call)
     if placements.shape != tuple(shape) or placements.mesh != mesh:
         raise LayoutError(
-            "placements=Layout", f"the layout is {placements} on {placements.mesh}, the "
+            call, f"the layout is {placements} on {placements.mesh}, the "
             f"tensor has shape {tuple(shape)} on {mesh}",
             "a layout is given for the tensor's own shape and mesh", [str(placements)],
             f"Layout(mesh, {tuple(shape)}, P(...))")
@@ -66,6 +71,8 @@ def check_tensor(value: Any, call: str) -> None:
     if not isinstance(value, torch.Tensor):
         kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
         fix = "torch.from_numpy(array)" if kind.startswith("numpy.nd") else "torch.tensor(value)"
+        if isinstance(value, torch.nn.Module):
+            fix = "weft.distribute_module(module, mesh, shardings=...), or its parameters"
         raise ShardTypeError(
             call, f"it is of type {kind}", "what becomes a ShardTensor is a torch.Tensor",
             [kind], fix)

@@ -21,6 +21,7 @@ from weft.errors import UnsupportedOpError
 from weft.tensor import modes, versions
 from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
+from weft.tensor.placing.freed import hold
 from weft.tensor.placing.halos import Halo, read
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.transitions import transition_between
@@ -247,6 +248,8 @@ def data_of(tensor: ShardTensor) -> ShardTensor:
         data = Moved.__torch_function__(versions.detached_data, (), (local,))
     else:
         data = versions.detached_data(local)
+    if tensor._meta.varying:
+        hold(data)
     return pass_known(tensor, wrap(data, tensor._meta.replace(requires_grad=False)))
 
 

@@ -99,10 +99,11 @@ class _Move:
                 "redistribute()", f"neither a mesh nor placements are given for "
                 f"{meta.layout}", "redistribute needs a mesh or placements",
                 ["placements=None"],
-                "x.redistribute(placements=[Replicate()])")
+                "x.redistribute(placements=P())")
         target = mesh if device_mesh is None else as_bound_mesh(
             device_mesh, "redistribute(device_mesh)")
-        layout, order = as_layout(target, meta.shape, placements), meta.order()
+        layout, order = as_layout(
+            target, meta.shape, placements, "redistribute(placements)"), meta.order()
         varying = _varying(target, layout, grad_placements, meta.dtype)
         forward, backward = _dtypes(meta, dtypes)
         casts = Casts(meta.dtype, forward, forward, backward)
@@ -297,7 +298,7 @@ def placed_gradients(
     Raises:
         PlacementError: a gradient that cannot be that of the local tensors.
     """
-    given = as_layout(mesh, layout.shape, placements)
+    given = as_layout(mesh, layout.shape, placements, f"{call}(grad_placements)")
     wrong = [
         f"{name}: {_word(given, axis)} for {_word(layout, axis)}"
         for axis, name in enumerate(mesh.axis_names)

@@ -18,10 +18,9 @@ from weft.comm import this_world
 from weft.core import Layout, Mesh
 from weft.errors import MeshError
 from weft.tensor.leaves import track_leaf
+from weft.tensor.placing.freed import local_data, memory_of
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
-from weft.tensor.views.moved import unwrap_view
-from weft.transport.in_flight import landed
 
 __all__ = ["reduced"]
 
@@ -40,7 +39,9 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
         "ranks": mesh.ranks, "shape": layout.shape, "dims": layout.dims, "cuts": layout.cuts,
         "partial": layout.partial, "strides": meta.strides, "requires_grad": tensor.requires_grad,
     }
-    local = unwrap_view(landed(tensor._local)).detach()
+    local = local_data(tensor).detach()
+    if memory_of(local) is not None:  # it has other parameters, too
+        local = local.clone()
     return _restored, (local, facts, attributes_of(tensor))
 
 

@@ -18,7 +18,8 @@ import torch
 
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
-from weft.core.arguments import MeshLike, Placements, also_called
+from weft.core.arguments import MeshLike, Placements
+from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import (
     LayoutError,
     MeshError,
@@ -46,8 +47,14 @@ from weft.transport.order import Order, memory_order, order_of
 
 __all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
 
+_PLACEMENTS = "distribute_tensor(placements)"
 
-@also_called(mesh="device_mesh")
+
+@also_called({
+    **ADVICE, "dtype": "distribute_tensor(tensor.to(dtype), ...)",
+    "device": 'the mesh says where tensors live: weft.init_mesh(axes, "cuda")',
+    "requires_grad": "distribute_tensor(...).requires_grad_()",
+}, mesh="device_mesh", src="src_data_rank", **PLACEMENTS)
 def distribute_tensor(
     tensor: torch.Tensor, device_mesh: MeshLike | Placements | None = None,
     placements: Placements | None = None,
@@ -77,7 +84,7 @@ def distribute_tensor(
     tensor = taken(tensor, mesh) if isinstance(tensor, torch.Tensor) else tensor
     call = "distribute_tensor(tensor)"
     if type(tensor) is ShardTensor:
-        layout = as_layout(mesh, tensor.shape, placements)
+        layout = as_layout(mesh, tensor.shape, placements, _PLACEMENTS)
         if tensor.sharding != layout:
             raise LayoutError(
                 call, f"it is distributed as {tensor.sharding}, not as {layout}",
@@ -156,7 +163,7 @@ def _described(
         check_given(tensor, call)
         if source is not None:
             _check_history(tensor, call)
-        return as_layout(mesh, tensor.shape, placements), None
+        return as_layout(mesh, tensor.shape, placements, _PLACEMENTS), None
     except WeftError as error:
         return None, error
 
@@ -195,6 +202,7 @@ def _no_rank(call: str, rank: Any, mesh: BoundMesh) -> ShardTypeError:
         "whole number", [repr(rank)], f"{call.split('(')[0]}(..., {mesh.rank_at(0)}, ...)")
 
 
+@also_called(ADVICE, device_mesh="mesh", src_data_rank="global_src", src="global_src", **PLACEMENTS)
 def scatter_tensor(
     tensor: torch.Tensor | None,
     global_src: int,
@@ -239,7 +247,7 @@ def scatter_tensor(
     if tensor is not None and bound.rank == global_src:
         full, fault = _full(tensor)
     shape, dtype, strides = _told(full, fault, bound, source, global_shape, dtype)
-    layout = as_layout(bound, shape, placements)
+    layout = as_layout(bound, shape, placements, "scatter_tensor(placements)")
     if bound.here is None:
         local = torch.empty(0, dtype=dtype, device=bound.device)
         return _leaf(local, bound, layout, requires_grad, strides)

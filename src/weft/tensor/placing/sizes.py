@@ -54,18 +54,19 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
     )
 
 
-def form_of(mesh: BoundMesh, ndim: int, placements: Any) -> Layout:
+def form_of(mesh: BoundMesh, ndim: int, placements: Any, call: str) -> Layout:
     """Which axes shard which dim; lengths and sizes are arbitrary."""
     if isinstance(placements, (list, tuple)):
         placements = [
             type(one)(one.dim) if isinstance(one, Shard) and one.sizes else one
             for one in placements
         ]
-    return Layout(mesh, (0,) * ndim, placements)
+    return Layout.placed(mesh, (0,) * ndim, placements, call)
 
 
 def said_layout(
-    mesh: BoundMesh, local: Sequence[int], placements: Any, shape: Any, sizes: Any, shapes: Any
+    mesh: BoundMesh, local: Sequence[int], placements: Any, shape: Any, sizes: Any, shapes: Any,
+    call: str,
 ) -> Layout:
     """The layout of local tensors, given this rank's shape `local` and the caller's statements.
 
@@ -82,12 +83,12 @@ def said_layout(
             "a rank outside the mesh exchanges nothing, so it has to give the global shape",
             ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
     ndim = len(local) if shape is None else len(shape)
-    form = form_of(mesh, ndim, placements)
+    form = form_of(mesh, ndim, placements, call)
     told = dict(sizes) if isinstance(sizes, Mapping) else {}
     if shapes is not None:
         told = _together(told, _of_shapes(form, shapes), ndim)
     if shape is not None:
-        return Layout(mesh, shape, placements, sizes=told or None)
+        return Layout.placed(mesh, shape, placements, call, told or None)
     told = {_dim(dim, ndim): given for dim, given in told.items()}
     placed = {
         one.dim % ndim: one.sizes for one in placements if getattr(one, "sizes", None)
@@ -107,7 +108,7 @@ def said_layout(
             f"from_local({name})", f"{len(told)} dims are given, and {len(wrong)} that the "
             f"placements shard are not", "without shape=, every sharded dim has its "
             "sizes, one per shard", wrong, _FIX)
-    return Layout(mesh, lengths, placements, sizes=told or None)
+    return Layout.placed(mesh, lengths, placements, call, told or None)
 
 
 def _dim(dim: Any, ndim: int) -> Any:

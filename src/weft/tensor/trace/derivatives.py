@@ -147,15 +147,17 @@ def _edge(
         return Constant(index)
     if grad is None or not grad.requires_grad:
         return index
-    found = _again(grad, leaves, torch.empty_like(grad))
+    found = _again(grad, leaves, torch.empty_like(grad), create_graph=False)
     return Curved.make(index, [one for one, more in zip(wanted, found) if more is not None])
 
 
 def _again(
-    out: torch.Tensor, leaves: Sequence[torch.Tensor], back: torch.Tensor
+    out: torch.Tensor, leaves: Sequence[torch.Tensor], back: torch.Tensor,
+    create_graph: bool = True,
 ) -> Sequence[torch.Tensor | None]:
     """Gradients that may be differentiated; those of nothing can be where torch knows none."""
     try:
-        return _GRAD(out, leaves, back, retain_graph=True, create_graph=True, allow_unused=True)
+        return _GRAD(
+            out, leaves, back, retain_graph=True, create_graph=create_graph, allow_unused=True)
     except (RuntimeError, ZeroDivisionError):
         return [back] * len(leaves)  # nothing can ask for the gradient of this gradient

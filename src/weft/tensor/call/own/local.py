@@ -92,9 +92,8 @@ def recipe(
     run = function.run
     if decision.finish:
         assert rule.kernel is not None
-        operand, _ = decision.finish[0]
-        kernel = BoundKernel(rule.name, Kernel.of(decision, rule.kernel), mesh, operand, None)
-        run = kernel.local(decision.operands[operand])
+        kernel = BoundKernel(rule.name, Kernel.of(decision, rule.kernel), mesh, (), None)
+        run = kernel.local(decision.operands)
     made = OnLocal(function, run, mesh, decision, layouts, wants, dtypes, anchor, orders)
     return Function(made.run, as_called=True), rule.by_shape
 
