@@ -254,3 +254,18 @@ def test_recording_counts_what_one_rank_of_many_receives() -> None:
     assert tp.exchange("value") == ["value"] * 8
     alone = RecordingWorld(0, Mesh((2,))).bind(Mesh((2,)), "cpu")
     assert torch.equal(alone.comm((0,)).all_reduce(torch.ones(2), "sum"), torch.zeros(2))
+
+
+def test_a_line_has_its_ranks_in_the_order_of_its_axes() -> None:
+    """As the shards of a dim over `("b", "a")`; the others are in the order of the mesh."""
+
+    def on_rank(mesh: BoundMesh) -> Any:
+        line = mesh.line((2, 1))
+        found = line.all_gather(torch.tensor([mesh.rank]), [1] * line.size)
+        assert tuple(found.tolist()) == line.ranks and line.ranks[line.index] == mesh.rank
+        assert mesh.line((1, 2)) is mesh.comm((1, 2)) is mesh.comm((2, 1))
+        assert mesh.line((2, 1)) is line and mesh.line((0,)) is mesh.comm((0,))
+        return line.ranks
+
+    found = run_simulated(on_rank, 12, {"x": 2, "a": 2, "b": 3})
+    assert found == [(0, 3, 1, 4, 2, 5)] * 6 + [(6, 9, 7, 10, 8, 11)] * 6

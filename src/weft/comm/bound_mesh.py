@@ -8,7 +8,6 @@ and takes part in no collective of that mesh.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -145,6 +144,7 @@ class BoundMesh(Mesh):
         self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value
         self._comms: dict[tuple[int, ...], Communicator] = {}
+        self._lines: dict[tuple[int, ...], Communicator] = {}
 
     @property
     def kernel_type(self) -> str:
@@ -180,6 +180,24 @@ class BoundMesh(Mesh):
             return Alone(ranks, 0, self.names(axes), self.device)
         return self.world.connect(ranks, self.names(axes), self.device, lambda: self.rows(axes))
 
+    def line(self, axes: tuple[int, ...]) -> Communicator:
+        """As `comm`, with its ranks in the order of shards of a dim over these axes: the first of
+        them is the major one."""
+        comm = self._lines.get(axes)
+        if comm is None:
+            comm = self._lines[axes] = self._connect_line(axes)
+        return comm
+
+    def _connect_line(self, axes: tuple[int, ...]) -> Communicator:
+        in_mesh_order = self.comm(axes)
+        if in_mesh_order.size == 1 or axes == tuple(sorted(axes)):
+            return in_mesh_order
+        ranks = self._ranks_along(axes, self._inside("line"))
+        return self.world.connect(ranks, self.names(axes), self.device, lambda: self.rows(axes))
+
+    def _ranks_along(self, axes: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:
+        return tuple([self.rank_at(self.position(place)) for place in self.along(axes, at)])
+
     def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
         """The names of axes."""
         return tuple(self.axis_names[axis] for axis in axes)
@@ -194,19 +212,12 @@ class BoundMesh(Mesh):
         Raises:
             MeshError: on a rank outside, unless `at` is given.
         """
-        fixed = self._inside("comm") if at is None else at
-        digits = [
-            range(size) if axis in axes else (fixed[axis],)
-            for axis, size in enumerate(self.axis_sizes)
-        ]
-        return tuple(self.rank_at(self.position(place)) for place in itertools.product(*digits))
+        return self._ranks_along(sorted(axes), self._inside("comm") if at is None else at)
 
     def rows(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
         """The groups over `axes` of all ranks of the mesh, in mesh order; this rank's is one."""
-        digits = [
-            (0,) if axis in axes else range(size) for axis, size in enumerate(self.axis_sizes)
-        ]
-        return [self.group_ranks(axes, at) for at in itertools.product(*digits)]
+        others = [axis for axis in range(self.ndim) if axis not in axes]
+        return [self.group_ranks(axes, at) for at in self.along(others, [0] * self.ndim)]
 
     def _inside(self, call: str) -> tuple[int, ...]:
         if self.here is None:

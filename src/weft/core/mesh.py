@@ -171,6 +171,21 @@ class Mesh:
             position // stride % size for stride, size in zip(self.axis_strides, self.axis_sizes)
         )
 
+    def along(self, axes: Sequence[int], coordinate: Sequence[int]) -> list[tuple[int, ...]]:
+        """The coordinates that differ from one only in some axes, itself included.
+
+        Args:
+            axes: numbers of axes; the first of them is the major one.
+            coordinate: one digit per axis.
+        """
+        out = [tuple(coordinate)]
+        for axis in axes:
+            out = [
+                (*place[:axis], digit, *place[axis + 1 :])
+                for place in out for digit in range(self.axis_sizes[axis])
+            ]
+        return out
+
     def position(self, coordinate: Sequence[int]) -> int:
         """The position of a coordinate."""
         return sum(digit * stride for digit, stride in zip(coordinate, self.axis_strides))

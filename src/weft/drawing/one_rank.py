@@ -25,7 +25,6 @@ from weft.planner import (
     Transfer,
     step_nbytes_at,
 )
-from weft.planner.geometry import group
 
 __all__ = ["rank_lines"]
 
@@ -116,7 +115,7 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
             yield "partials from", others, step.dst.box_at(at)
             yield from _blocks("a partial to", "", rank, peers)
         case AllReduce():
-            members = [mesh.rank_at(mesh.position(peer)) for peer in group(step.src, step.axes, at)]
+            members = [mesh.rank_at(mesh.position(peer)) for peer in mesh.along(step.axes, at)]
             yield "reduces with", [peer for peer in members if peer != rank], step.dst.box_at(at)
         case _:
             assert_never(step)

@@ -6,7 +6,6 @@ Rules cover writes in whole dims; writes in sharded dims are in `indexing.write`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +15,15 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
 from weft.ops.indexing.index_layouts import IndexLayout, unused
-from weft.ops.indexing.row_exchange import Units, outside
 from weft.ops.indexing.rows import (
     element_layouts,
-    element_router,
-    grid,
     matching,
     named_dims,
     reads_nothing,
     unraveled,
 )
-from weft.ops.indexing.write import Write, adds_partial, as_partial
+from weft.ops.indexing.write import Write, Writer, adds_partial, as_partial
+from weft.ops.places import counted
 from weft.ops.scatter_reductions import index_reduce, joins, scatter_reduce, scatter_text
 from weft.rules import Call, Decision, op, page, rule
 
@@ -168,14 +165,17 @@ def _scatter(
     operands = [x, places.shared.fitted(index.shape)]
     if source is not None:
         operands.append(places.parted.fitted(source.shape).replace(partial=lent))
-    how = _how(call)
+    write = Write(
+        call.op, x, tuple(range(x.ndim)), [index], source, index.shape, 0, False, adds, False,
+        _element_writer(call), dim)
 
     def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
         if delivers:
-            return _delivered_elements(mesh, call.op, x, dim, places, how, in_place)
-        return _own_elements(mesh, x, dim, how, in_place)
+            return write.delivered(mesh, x, places, in_place)
+        return write.own(mesh, x, places.parted, in_place)
 
-    writes = None if how.reduce else lambda mesh: bind(mesh, True)
+    puts = "reduce" not in call.op
+    writes = (lambda mesh: bind(mesh, True)) if puts else None
     axes = x.dims[dim] if delivers else ()
     return Local(Decision(tuple(operands), (x,)), bind, axes, writes)
 
@@ -223,79 +223,28 @@ def _first(x: Tensor, index: Tensor, dims: Iterable[int]) -> Tensor:
     return x
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How an element is written: `value` is a number for all elements if there is no
-    source; `reduce` is one of scatter_reduce's."""
-
-    value: Any
-    adds: bool
-    reduce: str | None
-    include_self: bool
-
-    def write(
-        self, block: Tensor, units: Units, rows: Tensor, values: Tensor | None, in_place: bool
-    ) -> Tensor:
-        if values is None:
-            values = block.new_full((), self.value)
-        if self.reduce is None:
-            put = block.index_put_ if in_place else block.index_put
-            return put(units.split(rows), values, self.adds)
-        out = block.reshape(-1).scatter_reduce(
-            0, rows, values.expand(rows.shape), self.reduce, include_self=self.include_self
-        )
-        return out.view(block.shape)
-
-
 _REDUCES = {"add": "sum", "multiply": "prod"}
 
 
-def _how(call: Call) -> _How:
-    value = call.args[3] if ".value" in call.op else None
+def _element_writer(call: Call) -> Writer:
+    """How elements are written: by one of scatter_reduce's reductions, or put."""
+    number: Any = call.args[3] if ".value" in call.op else None
+    reduce, own = _REDUCES.get(call.kwargs.get("reduce", "")), True
     if "scatter_reduce" in call.op:
-        return _How(None, False, call.args[4], bool(call.kwargs.get("include_self", True)))
-    reduce = call.kwargs.get("reduce")
+        reduce, own = call.args[4], bool(call.kwargs.get("include_self", True))
     adds = call.op == "aten.scatter_add.default"
-    return _How(value, adds, None if reduce is None else _REDUCES[reduce], True)
 
+    def write(block: Tensor, rows: tuple[Tensor, ...], values: Any, in_place: bool) -> Tensor:
+        values = block.new_full((), number) if values is None else values
+        if reduce is None:
+            put = block.index_put_ if in_place else block.index_put
+            return put(rows, values, adds)
+        places = counted(rows, block.shape)
+        out = block.reshape(-1).scatter_reduce(
+            0, places, values.expand(places.shape), reduce, include_self=own)
+        return out.view(block.shape)
 
-def _own_elements(
-    mesh: BoundMesh, x: Layout, dim: int, how: _How, in_place: bool
-) -> Callable[..., Tensor]:
-    units = Units(mesh, x, range(x.ndim), (dim,))
-    length = x.shape[dim]
-
-    def local(block: Tensor, index: Tensor, *sources: Tensor) -> Tensor:
-        wrong = outside([index], [length], False)
-        if wrong:
-            raise RuntimeError(wrong)
-        index = index.to(torch.int64)
-        holder, row = units.locate([index if at == dim else grid(index, at)
-                                    for at in range(index.dim())])
-        mine = (holder == units.comm.index).reshape(-1).nonzero().squeeze(1)
-        values = None
-        if sources:
-            part = sources[0][tuple(slice(length) for length in index.shape)]
-            values = part.reshape(-1).index_select(0, mine)
-        return how.write(block, units, row.reshape(-1)[mine], values, in_place)
-
-    return local
-
-
-def _delivered_elements(
-    mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout, how: _How, in_place: bool
-) -> Callable[..., Tensor]:
-    units = Units(mesh, x, range(x.ndim), (dim,))
-    route = element_router(mesh, op, x, dim, places, once=False)
-    assert mesh.here is not None
-    mine = tuple(slice(length) for length in places.parted.local_shape_at(mesh.here))
-
-    def local(block: Tensor, index: Tensor, source: Tensor) -> Tensor:
-        routes = route([index])
-        part = source[mine]
-        return how.write(block, units, routes.rows, routes.deliver(part.reshape(-1)), in_place)
-
-    return local
+    return write
 
 
 _OTHERS = matching(0)

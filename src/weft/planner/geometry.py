@@ -16,7 +16,7 @@ from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 
 __all__ = [
-    "Coordinate", "coarser", "common_depth", "digits_of", "finer", "group", "group_boxes",
+    "Coordinate", "coarser", "common_depth", "digits_of", "finer", "group_boxes",
     "intersect", "largest", "meets", "num_copies", "size_over", "strip", "volume",
 ]
 
@@ -149,18 +149,6 @@ def digits_of(mesh: Mesh, axes: Sequence[int], index: int) -> list[tuple[int, in
     return out
 
 
-def group(layout: Layout, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:
-    """The coordinates that differ from one only in `axes`, itself included, in mesh order."""
-    out = [coordinate]
-    for axis in axes:
-        out = [
-            (*c[:axis], digit, *c[axis + 1 :])
-            for c in out
-            for digit in range(layout.mesh.axis_sizes[axis])
-        ]
-    return out
-
-
 def group_boxes(
     layout: Layout, axes: Sequence[int], coordinate: Coordinate
 ) -> list[tuple[Coordinate, Box]]:
@@ -177,7 +165,7 @@ def group_boxes(
             for dim, (own, moves) in enumerate(zip(still, moving))
         ])
 
-    return [(peer, box(peer)) for peer in group(layout, axes, coordinate)]
+    return [(peer, box(peer)) for peer in layout.mesh.along(axes, coordinate)]
 
 
 def largest(layout: Layout) -> int:

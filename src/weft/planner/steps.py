@@ -24,7 +24,7 @@ from itertools import product
 
 from weft.core.cover import Cover
 from weft.core.layout import Box, Layout
-from weft.planner.geometry import Coordinate, digits_of, group, group_boxes, meets
+from weft.planner.geometry import Coordinate, digits_of, group_boxes, meets
 from weft.planner.holders import crossing
 from weft.planner.links import NODE_SIZE
 
@@ -80,7 +80,8 @@ class Exchange(_Step):
         # its nearest holder.
         fixed = {axis: digit for axis, digit in enumerate(coordinate) if axis not in cut}
         named = {axis for axes in self.dst.dims for axis in axes}
-        takers = group(self.src, [axis for axis in self.axes if axis not in named], coordinate)
+        takers = self.src.mesh.along(
+            [axis for axis in self.axes if axis not in named], coordinate)
         return _blocks(self.dst, [
             meets(self.dst, dim, interval, fixed) for dim, interval in enumerate(held)
         ], takers)

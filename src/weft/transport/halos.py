@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.comm import BoundMesh, Communicator
 from weft.core.layout import Box
 from weft.planner import Fetch, Fold, is_local, step_nbytes
-from weft.planner.geometry import Coordinate, group, volume
+from weft.planner.geometry import Coordinate, volume
 from weft.transport.boxes import Move, part, shape_of
 
 __all__ = ["DENSE", "filling", "group_of", "halo_exchange", "limit", "outside", "weight"]
@@ -34,7 +34,7 @@ def group_of(
     """The communicator of a step, and the places of ranks in it; of itself alone where nothing is
     sent."""
     axes = () if is_local(step) else step.axes
-    return mesh.comm(axes), {peer: at for at, peer in enumerate(group(step.src, axes, at))}
+    return mesh.comm(axes), {peer: at for at, peer in enumerate(mesh.along(axes, at))}
 
 
 def weight(step: Fetch | Fold, comm: Communicator) -> int:

@@ -57,7 +57,7 @@ class Shards:
         self.made: Any = None
         axes = tuple([axis for dim in self.dims for axis in layout.dims[dim]])
         self.axes = tuple(sorted(axes))
-        self._group: Communicator = mesh.comm(self.axes)
+        self._group: Communicator = mesh.line(axes)
         self.sizes = tuple([
             math.prod(each) for each in product(*[layout.sizes_of(dim) for dim in self.dims])
         ])
@@ -69,7 +69,6 @@ class Shards:
             self.index = self.index * layout.num_shards(dim) + mine
         self.starts = tuple([start for start, _ in layout.box_at(mesh.here)])
         """Per dim of the tensor, the global index of this rank's first element."""
-        self.order = _order(axes, layout.mesh.axis_sizes)
 
     def along(self, *dims: int) -> Shards:
         """The shards of some of the dims, among ranks that agree in the others."""
@@ -82,7 +81,8 @@ class Shards:
         return found
 
     def group(self) -> Communicator:
-        """The ranks of the shards. Raises in strict mode, because the caller is about to send."""
+        """The ranks of the shards, in their order. Raises in strict mode, because the caller is
+        about to send."""
         if self.check is not None:
             self.check(self.axes)
         return self._group
@@ -105,12 +105,8 @@ class Shards:
         A summary has one shape on all ranks. Summaries of one dtype are sent together.
         """
         if len(own) > 1 and len({(one.dtype, one.shape) for one in own}) == 1:
-            return list(self._gather(torch.stack(own, -1)).unbind(-1))
-        return [self._gather(one) for one in own]
-
-    def _gather(self, own: Tensor) -> Tensor:
-        found = _run(own, self.group(), "gather")
-        return found if self.order is None else found[list(self.order)]
+            return list(_run(torch.stack(own, -1), self.group(), "gather").unbind(-1))
+        return [_run(one, self.group(), "gather") for one in own]
 
     def exchange(
         self, x: Tensor, make: Callable[[BoundMesh, Layout], Callable[[Tensor], Tensor]]
@@ -141,16 +137,6 @@ class Shards:
             if other.requires_grad and torch.is_grad_enabled():
                 out = out + other.reshape(-1).narrow(0, 0, 0).sum().to(out.dtype)
         return out
-
-
-def _order(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Per shard, the position of its rank in the group, which follows the order of the mesh's axes;
-    None if the two orders are the same."""
-    if axes == tuple(sorted(axes)):
-        return None
-    places = torch.arange(math.prod([sizes[axis] for axis in axes]))
-    places = places.view([sizes[axis] for axis in sorted(axes)])
-    return tuple(places.permute([sorted(axes).index(axis) for axis in axes]).flatten().tolist())
 
 
 def _run(x: Tensor, comm: Communicator, kind: str) -> Tensor:

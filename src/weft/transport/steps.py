@@ -38,7 +38,7 @@ from weft.planner import (
     is_local,
     step_nbytes,
 )
-from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
+from weft.planner.geometry import Coordinate, intersect, size_over, volume
 from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
 from weft.transport.halos import (
     DENSE,
@@ -139,7 +139,7 @@ class _Boxes:
 
 def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
     comm = mesh.comm(step.axes)
-    peers = group(step.src, step.axes, at)
+    peers = step.src.mesh.along(step.axes, at)
     place = {peer: index for index, peer in enumerate(peers)}
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     mean = step_nbytes(step, 1) / step.src.mesh.size()

@@ -187,11 +187,6 @@ def _blocks(
     order: Order,
 ) -> Blocks:
     """The blocks of the ranks along these axes, which stand in the order of the mesh."""
-    comm, queries, keys = mesh.comm(axes), [], []
-    for place in range(comm.size):
-        at = list(mesh.here or ())
-        for axis in reversed(axes):
-            place, at[axis] = divmod(place, mesh.axis_sizes[axis])
-        queries.append(stretches(query.box_at(at)[-2], order))
-        keys.append(stretches(key.box_at(at)[-2], order))
-    return Blocks(comm, queries, keys, is_causal)
+    there = mesh.along(axes, mesh.here or ())
+    queries, keys = ([stretches(one.box_at(at)[-2], order) for at in there] for one in (query, key))
+    return Blocks(mesh.comm(axes), queries, keys, is_causal)

@@ -57,7 +57,7 @@ class BoxExchange:
         sizes = [math.prod(shape) for shape in shapes]
         sizes[self._mine] = 0
         sent = in_line(parts)
-        got = self._row.exchange(sent, [part.numel() for part in parts], sizes).split(sizes)
+        got = self._row.send(sent, [part.numel() for part in parts], sizes).split(sizes)
         return self._joined([
             kept if at == self._mine else part.view(shape)
             for at, (part, shape) in enumerate(zip(got, shapes))

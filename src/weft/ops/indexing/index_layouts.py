@@ -8,7 +8,6 @@ of the result.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -99,17 +98,14 @@ def held(
 
 
 def askers(mesh: BoundMesh, places: IndexLayout, axes: Sequence[int]) -> torch.Tensor:
-    """Which rank of the group over `axes` (ascending) names each position of `places.shared`, as
-    a position in the group."""
+    """Which rank of the group over `axes`, in their order, names each position of `places.shared`,
+    as a position in the group."""
     assert mesh.here is not None and places.over is not None
     over, here = places.over, mesh.here
     shape = places.shared.local_shape_at(here)
     start, stop = places.shared.box_at(here)[over]
     line = torch.zeros(stop - start, dtype=torch.int64)
-    for place, digits in enumerate(itertools.product(*(range(mesh.axis_sizes[a]) for a in axes))):
-        coordinate = list(here)
-        for axis, digit in zip(axes, digits):
-            coordinate[axis] = digit
+    for place, coordinate in enumerate(mesh.along(axes, here)):
         first, last = places.parted.box_at(coordinate)[over]
         line[first - start : last - start] = place
     line = line.to(mesh.device)

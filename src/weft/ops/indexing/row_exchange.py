@@ -51,8 +51,8 @@ class Units:
     """The units of a tensor, as indices into `dims` of its layout name them.
 
     Indices into `global_dims` (all of them, if None) are global, others count in this rank's block.
-    `axes` shard these dims, `comm` is the group over them. `lengths` are those of the block in
-    `dims`.
+    `axes` shard these dims, `comm` is the group over them, in the order of the shards. `lengths`
+    are those of the block in `dims`.
     """
 
     __slots__ = ("axes", "comm", "lengths", "tables")
@@ -63,28 +63,23 @@ class Units:
     ) -> None:
         assert mesh.here is not None
         cut = dims if global_dims is None else global_dims
-        self.axes = axes = tuple(sorted(axis for dim in cut for axis in layout.dims[dim]))
-        self.comm = mesh.comm(axes)
+        self.axes = tuple([axis for dim in dims if dim in cut for axis in layout.dims[dim]])
+        self.comm = mesh.line(self.axes)
         local = layout.local_shape_at(mesh.here)
         self.lengths = tuple(local[dim] for dim in dims)
-        sizes = layout.mesh.axis_sizes
-        self.tables: list[tuple[Tensor, Tensor, Tensor] | None] = []
+        self.tables: list[tuple[Tensor, Tensor] | None] = []
         for dim in dims:
             if dim not in cut or not layout.dims[dim]:
                 self.tables.append(None)
                 continue
-            places = [0]  # in the group, shard by shard: its ranks are in mesh order
-            for axis in layout.dims[dim]:
-                step = math.prod(sizes[other] for other in axes if other > axis)
-                places = [place + step * at for place in places for at in range(sizes[axis])]
             cuts = torch.tensor(layout.cuts_of(dim), device=mesh.device)
-            self.tables.append((cuts, torch.tensor(places, device=mesh.device), cuts.diff()))
+            self.tables.append((cuts, cuts.diff()))
 
     @property
     def names(self) -> torch.dtype:
         """The narrowest dtype that can name a row of any block in the group."""
         most = [
-            length if table is None else int(table[2].max())
+            length if table is None else int(table[1].max())
             for length, table in zip(self.lengths, self.tables)
         ]
         return torch.int32 if math.prod(most) <= 2**31 else torch.int64
@@ -96,9 +91,9 @@ class Units:
             if table is None:
                 row = row * length + index
                 continue
-            cuts, places, lengths = table
+            cuts, lengths = table
             shard = torch.searchsorted(cuts, index.contiguous(), right=True) - 1
-            holder = holder + places[shard]
+            holder = holder * len(lengths) + shard
             row = row * lengths[shard] + index - cuts[shard]
         return holder, row
 

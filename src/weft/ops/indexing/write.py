@@ -29,7 +29,7 @@ from weft.ops.indexing.index_layouts import (
     unused,
 )
 from weft.ops.indexing.row_exchange import Units, from_front, out_of_bounds, outside
-from weft.ops.indexing.rows import router
+from weft.ops.indexing.rows import grid, router
 from weft.rules import Decision
 
 __all__ = ["Write", "adds_partial", "as_partial"]
@@ -52,6 +52,8 @@ class Write:
         wraps: whether indices may be negative.
         linear: whether target and values are added.
         broadcasts: whether `write` takes values that broadcast to what is written.
+        along: where single elements are written, the one dim that the index names; their places in
+            the other dims are those in the index. `shape` is then that of the index.
     """
 
     op: str
@@ -65,6 +67,7 @@ class Write:
     linear: bool
     broadcasts: bool
     write: Writer
+    along: int | None = None
 
     def algorithm(self) -> Local | Decision:
         """The decision, or the function of local tensors, that carries it out."""
@@ -89,12 +92,12 @@ class Write:
         decision = Decision(tuple(operands), (x,))
         if places is None:
             def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
-                return self._own(mesh, x, lying, in_place)
+                return self.own(mesh, x, lying, in_place)
 
             return Local(decision, bind, writes=lambda mesh: bind(mesh, True))
 
         def deliver(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
-            return self._delivered(mesh, x, places, in_place)
+            return self.delivered(mesh, x, places, in_place)
 
         return Local(decision, deliver, tuple(sorted(cutting)), lambda mesh: deliver(mesh, True))
 
@@ -127,18 +130,33 @@ class Write:
 
     # The functions that run.
 
-    def _own(
+    @property
+    def _cut(self) -> tuple[int, ...]:
+        """The dims that indices name globally."""
+        return self.dims if self.along is None else (self.along,)
+
+    @property
+    def _lengths(self) -> list[int | None]:
+        return [self.x.shape[dim] if dim in self._cut else None for dim in self.dims]
+
+    def _names(self, indices: Sequence[Tensor]) -> Sequence[Tensor]:
+        """An index for each of the dims."""
+        if self.along is None:
+            return indices
+        (index,) = indices
+        return [index if dim == self.along else grid(index, dim) for dim in self.dims]
+
+    def own(
         self, mesh: BoundMesh, x: Layout, lying: Layout, in_place: bool
     ) -> Callable[..., Tensor]:
         """Every rank of the group knows all indices and values, and takes its own."""
         assert mesh.here is not None
-        units = Units(mesh, x, self.dims)
+        units = Units(mesh, x, self.dims, self._cut)
         shape = lying.local_shape_at(mesh.here)
-        lengths = [x.shape[dim] for dim in self.dims]
-        num = len(self.indices)
+        lengths, num = self._lengths, len(self.indices)
 
         def local(block: Tensor, *others: Tensor) -> Tensor:
-            indices, values = others[:num], others[num:]
+            indices, values = self._names(others[:num]), others[num:]
             wrong = outside(indices, lengths, self.wraps)
             if wrong:
                 raise out_of_bounds(self.op)(wrong)
@@ -173,26 +191,27 @@ class Write:
         """The values with the positions, of this shape, joined into one leading dim; they
         broadcast."""
         rest = [length for dim, length in enumerate(block.shape) if dim not in self.dims]
+        if self.along is not None:  # there may be more of them than of indices
+            values = values[tuple(map(slice, shape))]
         full = values.expand(*rest[: self.first], *shape, *rest[self.first :])
         new = range(len(shape))
         full = full.movedim(tuple(self.first + dim for dim in new), tuple(new))
         return full.reshape(math.prod(shape), *rest)
 
-    def _delivered(
+    def delivered(
         self, mesh: BoundMesh, x: Layout, places: IndexLayout, in_place: bool
     ) -> Callable[..., Tensor]:
         """Values are sent to the ranks that hold their positions."""
         assert mesh.here is not None
-        units = Units(mesh, x, self.dims)
-        lengths = [x.shape[dim] for dim in self.dims]
+        units = Units(mesh, x, self.dims, self._cut)
         route = router(
-            mesh, self.op, x, self.dims, self.dims, places, lengths, self.wraps, once=False
+            mesh, self.op, x, self.dims, self._cut, places, self._lengths, self.wraps, once=False
         )
         mine = places.parted.local_shape_at(mesh.here)
         num = len(self.indices)
 
         def local(block: Tensor, *others: Tensor) -> Tensor:
-            routes = route(others[:num])
+            routes = route(self._names(others[:num]))
             values = routes.deliver(self._in_front(block, others[num], mine))
             return self._written(block, units.split(routes.rows), values, in_place)
 

@@ -58,12 +58,12 @@ def distinct_rows(row: Row, x: Tensor, numbers: bool, counts: bool) -> Distinct:
     ends = _ends_among(row, own, width)
     send = ends.bincount(minlength=row.num).tolist()
     recv = [sent[row.mine] for sent in row.tell(send)]
-    flat = row.exchange(own.flatten(), [width * num for num in send], [width * num for num in recv])
+    flat = row.send(own.flatten(), [width * num for num in send], [width * num for num in recv])
     values, place = torch.unique(flat.view(-1, width), dim=0, return_inverse=True)
     totals = torch.zeros(len(values), dtype=torch.long, device=x.device)
-    totals.index_add_(0, place, row.exchange(nums, send, recv))
+    totals.index_add_(0, place, row.send(nums, send, recv))
     sizes = row.tell(len(values))
-    back = row.exchange(place + sum(sizes[: row.mine]), recv, send)
+    back = row.send(place + sum(sizes[: row.mine]), recv, send)
     return Distinct(values, tuple(sizes), totals, back[inverse])
 
 

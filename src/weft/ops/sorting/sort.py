@@ -64,13 +64,13 @@ class Sorting:
         """One value per element of the block, moved to the element's position in the result."""
         leaving = [rows.reshape(-1).index_select(0, self._leaving)]
         del rows
-        got = self._row.exchange(leaving.pop(), self._send, self._recv)
+        got = self._row.send(leaving.pop(), self._send, self._recv)
         return got if self._merged is None else got.index_select(0, self._merged)
 
     def back(self, values: Tensor) -> Tensor:
         """One value per element of the result, moved to the element's position in the block."""
         assert self._merged is not None
-        got = self._row.exchange(_undone(values, self._merged), self._recv, self._send)
+        got = self._row.send(_undone(values, self._merged), self._recv, self._send)
         return _undone(got, self._leaving).view(self._shape)
 
 

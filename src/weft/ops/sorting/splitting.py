@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from weft.ops.all_to_all import AllToAll, in_line
+from weft.ops.all_to_all import AllToAll
 from weft.ops.sorting.unsigned import to_order
 from weft.transport import Shards, traffic
 
@@ -36,7 +36,7 @@ class Row(AllToAll):
     `num` is their number, `mine` this rank's position, `sizes` the number of elements of each.
     """
 
-    __slots__ = ("comm", "mine", "num", "sizes", "_at")
+    __slots__ = ("comm", "mine", "num", "sizes")
 
     what: ClassVar[str] = "elements to their places"
     of_gradient: ClassVar[str] = "gradients of elements go back to their places"
@@ -44,54 +44,30 @@ class Row(AllToAll):
     def __init__(self, shards: Shards, sizes: Sequence[int] | None = None) -> None:
         self.comm, self.num, self.mine = shards.group(), shards.num, shards.index
         self.sizes = shards.sizes if sizes is None else tuple(sizes)
-        self._at: Sequence[int] = range(self.num) if shards.order is None else shards.order
-        """Per block, the position of its rank in the communicator."""
 
     def gather(self, own: Tensor) -> Tensor:
         """The tensors of all blocks, stacked; without gradient, all of one shape."""
         size = own.numel()
         self._tell("samples of all blocks", "all_gather", (self.num - 1) * own.nbytes)
         flat = self.comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
-        return flat.view(self.num, *own.shape)[list(self._at)]
+        return flat.view(self.num, *own.shape)
 
     def gather_parts(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
         """Flat tensors of all blocks in order, `sizes[i]` elements of block i."""
         self._tell("what ranks conclude", "all_gather",
                    (sum(sizes) - sizes[self.mine]) * own.element_size())
-        got = self.comm.all_gather(own.contiguous(), [sizes[block] for block in self._blocks()])
-        return self._by_block(got, sizes)
+        return self.comm.all_gather(own.contiguous(), sizes)
 
     def tell(self, value: Any) -> list[Any]:
         """A small Python value of every block, in order."""
-        values = self.comm.exchange(value)
-        return [values[at] for at in self._at]
+        return self.comm.exchange(value)
 
     def resized(self, sizes: Sequence[int]) -> Row:
         """The same ranks with blocks of other sizes."""
         other = object.__new__(Row)
-        other.comm, other._at = self.comm, self._at
-        other.num, other.mine, other.sizes = self.num, self.mine, tuple(sizes)
+        other.comm, other.num, other.mine = self.comm, self.num, self.mine
+        other.sizes = tuple(sizes)
         return other
-
-    def exchange(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
-        """`send[i]` elements of a flat tensor to block i, `recv[i]` from it; differentiable."""
-        order = self._blocks()
-        if order == [*range(self.num)]:
-            return self.send(x, send, recv)
-        given = x.split(list(send))
-        got = self.send(in_line([given[block] for block in order]),
-                        [send[block] for block in order], [recv[block] for block in order])
-        return self._by_block(got, recv)
-
-    def _blocks(self) -> list[int]:
-        """The block of each rank of the communicator."""
-        return sorted(range(self.num), key=self._at.__getitem__)
-
-    def _by_block(self, got: Tensor, sizes: Sequence[int]) -> Tensor:
-        """What came by rank, in the order of blocks."""
-        order = self._blocks()
-        parts = dict(zip(order, got.split([sizes[block] for block in order])))
-        return in_line([parts[block] for block in range(self.num)])
 
     def _tell(self, what: str, collective: str, nbytes: int) -> None:
         if traffic.STATE.on and self.num > 1:
@@ -208,7 +184,7 @@ def _shared_out(
     start, stop = starts[row.mine : row.mine + 2]
     each = num_rows * num_samples
     own = _shown(row, keys, places).transpose(0, 1).reshape(-1)
-    got = row.exchange(own, [count * each for count in counts], [(stop - start) * each] * row.num)
+    got = row.send(own, [count * each for count in counts], [(stop - start) * each] * row.num)
     shown = got.view(row.num, stop - start, num_rows, num_samples).transpose(1, 2)
     mine = slice(start, stop)
     found = _narrowed(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -29,12 +27,7 @@ def send_packed(
     """The local part of a mask in another layout, by one all-to-all of packed boxes."""
     assert mesh.here is not None
     axes = tuple(sorted(src.sharded_axes))
-    there = []
-    for digits in itertools.product(*(range(mesh.axis_sizes[axis]) for axis in axes)):
-        coordinate = list(mesh.here)
-        for axis, digit in zip(axes, digits):
-            coordinate[axis] = digit
-        there.append(coordinate)
+    there = mesh.along(axes, mesh.here)
     mine, wanted = src.box_at(mesh.here), dst.box_at(mesh.here)
     sent = [
         _packed(mask.new_empty(0) if box is None else part(box, mine)(mask))
