@@ -8,8 +8,8 @@ something else there is answered by the code that does it here.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar, cast
 
 from weft.errors import ShardTypeError
@@ -107,12 +107,11 @@ def _unknown(
     call: str, unknown: list[str], known: Collection[str], names: Mapping[str, str],
     advice: Mapping[str, str],
 ) -> ShardTypeError:
-    near_to = importlib.import_module("difflib").get_close_matches  # commands start without
     own = [name for name in known if name != "self" and not name.startswith("_")]
     fixes = [advice[name] for name in unknown if name in advice]
     if not fixes:
         for name in unknown:
-            near = near_to(name, [*own, *names] if len(name) > 2 else [], 1, 0.55)
+            near = get_close_matches(name, [*own, *names] if len(name) > 2 else [], 1, 0.55)
             fixes += [f"{call}(..., {names.get(one, one)}=...)" for one in near]
     fix = "; ".join(dict.fromkeys(fixes)) or advice.get("", "one of these names")
     return ShardTypeError(
