@@ -33,3 +33,17 @@ def test_factors_of_integers() -> None:
 
     for found in weft.testing.run(on_rank, mesh={"x": 3}):
         assert torch.equal(found, due)
+
+
+def test_fewer_heads_than_ranks_leave_no_rank_idle() -> None:
+    """Scores written out, of two heads on four ranks: each rank has its own queries. To exchange
+    positions for heads takes as many bytes, but two ranks would have nothing to do."""
+    def on_rank(mesh: Any, heads: int) -> Any:
+        q, k, v = (
+            weft.distribute_tensor(torch.randn(1, heads, 16, 3), mesh, P(None, None, "x"))
+            .requires_grad_() for _ in range(3))
+        return ((q @ k.mT).softmax(-1) @ v).sharding.spec
+
+    for heads, spec in ((2, P(None, None, "x")), (4, P(None, "x"))):
+        found = weft.testing.run(lambda mesh, n=heads: on_rank(mesh, n), mesh={"x": 4})
+        assert set(found) == {spec}

@@ -29,6 +29,8 @@ again if the operand needs a gradient. Further rules:
 - Replicating a sharded operand leaves every rank with the whole result and with all further work.
   This candidate also pays the bytes of the result, once for forward and once for backward, at
   most the size of what was sharded.
+- A factor with fewer elements than the axis has ranks leaves some of them idle. It pays what the
+  busiest rank then holds of the result beyond its share, in the same way.
 - A windowed operand that stays sharded costs the halo, there and back.
 - Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
   nothing is compared.
@@ -222,9 +224,8 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     best: Choice = None
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
     sharded = sum([own for own, name in zip(nbytes, held) if name is not None])
-    if sharded:
-        repeated = min(sharded, _result_nbytes(frame, axis)) * (2 if True in frame.grads else 1)
-        best_key = (best_key[0] + repeated, *best_key[1:])
+    repeated = min(sharded, _result_nbytes(frame, axis)) * (2 if True in frame.grads else 1)
+    best_key = (best_key[0] + repeated, *best_key[1:])
     for candidate, wanted in _candidates(frame, held, kinds, shards, size):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
         if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
@@ -232,6 +233,8 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
             for name, kind, target in zip(held, kinds, wanted)
         )):
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
+        if isinstance(candidate, str) and 0 < rule.sizes[candidate] < size:
+            key = (key[0] + repeated * (1 / rule.sizes[candidate] - 1 / size), *key[1:])
         if frame.beside:
             key = (key[0] + _of_kernel(frame, nbytes, held, axis, candidate), *key[1:])
         if key < best_key:
