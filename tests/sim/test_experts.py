@@ -101,6 +101,21 @@ def test_rows_move_to_their_expert_and_back_and_nowhere_else(num: int, skew: flo
     assert by_hand <= moved <= 1.1 * by_hand + _OF_ORDER * num_rows
 
 
+@ranks(ep=4)
+def test_a_product_with_one_of_many_matrices_sends_rows_to_it(mesh: Any) -> None:
+    """As a batch of one: the matrix stays, and nothing comes to other ranks."""
+    full = torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(1))
+    up = torch.randn(6, WIDTH, HIDDEN, generator=torch.Generator().manual_seed(2))
+    rows, experts = (weft.distribute_tensor(one, mesh, P("ep")) for one in (full, up))
+    here, (start, stop) = mesh.here[0], rows.sharding.box_at(mesh.here)[0]
+    for e in (1, 5):
+        with weft.explain() as log:
+            made = torch.bmm(rows[None], experts[e : e + 1])[0]
+        moved = sum(one.nbytes for one in log.events if "bmm" in one.op)
+        assert moved == (here == e // 2) * (10 - (stop - start)) * WIDTH * 4
+        torch.testing.assert_close(made.full_tensor(), full @ up[e])
+
+
 def test_gradients_of_gathered_experts_are_reduced_once() -> None:
     """The ends of both products are one partial tensor, which the first of them sums."""
     x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(1))
