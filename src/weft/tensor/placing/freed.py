@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, strided
 
 from weft.tensor.meta import forget_recipes
@@ -93,11 +94,14 @@ def hold(local: Tensor) -> Tensor:
     return local
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def text(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> str:
     """torch's text of a plain tensor. One whose memory is freed is in no module's hands, but in the
     variables of a traceback: to print it is no collective."""
-    if type(tensor) is Tensor and tensor.layout is strided and tensor.numel() and (
-        tensor.device.type != "meta" and not tensor.untyped_storage().nbytes()
+    if type(tensor) in _PLAIN and tensor.layout is strided and tensor.device.type != "meta" and (
+        torch._C._has_storage(tensor) and not tensor.untyped_storage().nbytes() and tensor.numel()
     ):
         return f"tensor(freed, size={tuple(tensor.shape)}, dtype={tensor.dtype})"
     return original(tensor, *args, **kwargs)
