@@ -69,10 +69,19 @@ def test_text_of_freed_memory_says_so(mesh: Any) -> None:
         assert "freed" in repr(one) and "freed" in f"{[one._local]}"
 
 
-def test_text_of_tensors_without_a_storage() -> None:
-    said: list[str] = []
-    torch.func.vmap(lambda x: (said.append(repr(x)), x)[1])(torch.ones(3, 2))
-    assert "BatchedTensor" in said[0]
+def test_text_of_torchs_own_wrappers_is_torchs() -> None:
+    shown: list[str] = []
+
+    def show(x: Any) -> Any:
+        shown.append(repr(x))
+        return x.sum()
+
+    torch.vmap(torch.func.grad(show))(torch.ones(2, 3))
+    show(torch._efficientzerotensor((3,)))
+    with torch.inference_mode():
+        show(torch.ones(3).conj())
+    assert [one.partition("(")[0] for one in shown] == ["GradTrackingTensor", "tensor", "tensor"]
+    assert "freed" not in "".join(shown)
 
 
 @ranks(dp=2)

@@ -302,7 +302,25 @@ def a_backward_in_a_forward_follows_a_write(model: Any, x: Any) -> None:
     model(x).square().mean().backward()
 
 
+def a_forward_takes_steps_of_its_own(model: Any, x: Any) -> None:
+    optimizers = {
+        layer: torch.optim.SGD(layer.lin.parameters(), 0.1, momentum=0.9)
+        for layer in model.layers}
+
+    def before(layer: Any, given: Any) -> None:
+        layer.lin(given[0].detach()).square().mean().backward()
+        optimizers[layer].step()
+        optimizers[layer].zero_grad()
+
+    for layer in model.layers:
+        layer.register_forward_pre_hook(before)
+    for _ in range(3):
+        out = model(x)
+    out.square().mean().backward()
+
+
 PROGRAMS = [
+    a_forward_takes_steps_of_its_own,
     a_backward_in_a_forward_follows_a_write,
     gradients_are_read_and_set_in_a_forward, hooks_are_registered_in_a_forward,
     parameters_thaw_in_a_forward, weights_are_normalized_in_a_forward,

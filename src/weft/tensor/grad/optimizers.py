@@ -106,6 +106,7 @@ def _lie_as(homes: _Metas, metas: _Metas, tensors: Sequence[Any]) -> bool:
         elif (
             home is None or (meta.layout is not home.layout and meta.layout != home.layout)
             or meta.mesh is not home.mesh or meta.alias is not None or meta.layout.is_partial
+            or home.varying  # gathered now, for its module
         ):
             return False
     return not numbers or all(

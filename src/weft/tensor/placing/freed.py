@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, strided
 
 from weft.tensor.meta import forget_recipes
@@ -20,7 +21,6 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
-from weft.transport.nodes import is_wrapped
 
 __all__ = [
     "Freed", "fill", "filled", "hold", "is_used", "keep", "local_data", "memory_of", "register",
@@ -94,12 +94,14 @@ def hold(local: Tensor) -> Tensor:
     return local
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def text(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> str:
     """torch's text of a plain tensor. One whose memory is freed is in no module's hands, but in the
     variables of a traceback: to print it is no collective."""
-    if type(tensor) is Tensor and tensor.layout is strided and tensor.numel() and (
-        tensor.device.type != "meta" and not is_wrapped(tensor)
-        and not tensor.untyped_storage().nbytes()
+    if type(tensor) in _PLAIN and tensor.layout is strided and tensor.device.type != "meta" and (
+        torch._C._has_storage(tensor) and not tensor.untyped_storage().nbytes() and tensor.numel()
     ):
         return f"tensor(freed, size={tuple(tensor.shape)}, dtype={tensor.dtype})"
     return original(tensor, *args, **kwargs)
