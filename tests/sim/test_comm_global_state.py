@@ -164,7 +164,7 @@ DRAWS: dict[str, dict[str, Callable[[], object]]] = {
     },
     "numpy's": {
         "seed": lambda: np.random.seed(np.random.randint(1000)),
-        "state": lambda: str(np.random.get_state()[1:]),
+        "state": lambda: str(np.random.get_state(legacy=True)),
         "one number": np.random.rand,
         "the other of a pair": np.random.randn,
         "many": lambda: np.random.rand(700).tolist(),

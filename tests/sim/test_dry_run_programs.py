@@ -139,7 +139,8 @@ def test_weights_alone_are_channels_last() -> None:
         mesh = weft.init_mesh({"dp": 2})
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
                               nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1))
-        weft.distribute_module(model.to(memory_format=torch.channels_last), mesh)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        weft.distribute_module(model, mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             x = weft.randn(6, 3, 14, 10, mesh=mesh, placements=P("dp"))

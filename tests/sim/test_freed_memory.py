@@ -31,12 +31,13 @@ class Layer(nn.Linear):
 def trained(mesh: Any) -> tuple[Layer, torch.Tensor]:
     """A layer after a step, and its weight in one process."""
     torch.manual_seed(0)
-    model = nn.Sequential(Layer(), nn.Linear(4, 4))
-    weight = model[0].weight.detach().clone()
+    layer = Layer()
+    model = nn.Sequential(layer, nn.Linear(4, 4))
+    weight = layer.weight.detach().clone()
     weft.distribute_module(model, mesh, shardings={"*": P("dp")})
     x = weft.ones(3, 4, mesh=mesh, placements=P("dp"))
     model(x).sum().backward()
-    return model[0], weight  # type: ignore[return-value]
+    return layer, weight
 
 
 def saved(one: Any) -> Any:

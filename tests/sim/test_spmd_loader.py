@@ -263,6 +263,7 @@ def test_labels_lack_dims_that_the_spec_does_not_shard(mesh: Any) -> None:
 
     for minibatch in (False, True):
         for data in (rows, Stream()):
+            data: Any
             spec = ShardingSpec(mesh, ("dp", None), minibatch)
             x, labels = next(iter(ShardedLoader(DataLoader(data, 4), spec)))
             assert x.spec == labels.spec == P("dp")

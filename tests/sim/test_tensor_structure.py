@@ -249,7 +249,8 @@ def test_a_kernel_knows_the_lengths_of_all_operands(mesh: Any, keys: P, checker:
                 for one, spec in zip(full, (P(None, None, "x"), keys, keys))]
         whole = [one.full_tensor().detach().requires_grad_() for one in mine]
         out, due = (
-            F.scaled_dot_product_attention(*each, is_causal=True) for each in (mine, whole))
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            for q, k, v in (mine, whole))
         torch.testing.assert_close(out.full_tensor(), due)
         out.square().sum().backward()
         due.square().sum().backward()
