@@ -113,8 +113,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"weft.{name}":
                 raise
-    told = f"module 'weft' has no attribute {name!r}{_in_its_place(name)}"
-    if told[-1] != "'" and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+    place = _in_its_place(name)
+    told = f"module 'weft' has no attribute {name!r}{place}"
+    if place and sys._getframe(1).f_code.co_name == "_handle_fromlist":
         raise ImportError(told, name=name)  # of `from weft import`, which would drop the text
     raise AttributeError(
         told, name=name, obj=sys.modules[__name__]

@@ -39,8 +39,8 @@ class Flights:
         self.start, self.now, self.most = start, 0, 0
         self.said: list[int] = []
 
-    def __call__(self, comm: Communicator, x: Tensor, kind: str) -> Any:
-        finish = self.start(comm, x, kind)
+    def __call__(self, comm: Communicator, x: Tensor, kind: str, own: bool) -> Any:
+        finish = self.start(comm, x, kind, own)
         if comm.index:  # one rank counts
             return finish
         self.now += 1
@@ -61,7 +61,8 @@ def test_values_are_the_same_and_few_are_under_way(
 ) -> None:
     flights = Flights(Communicator.start_all_reduce)
     monkeypatch.setattr(
-        Communicator, "start_all_reduce", lambda comm, x, kind: flights(comm, x, kind))
+        Communicator, "start_all_reduce",
+        lambda comm, x, kind, own=False: flights(comm, x, kind, own))
 
     def on_rank(mesh: Any) -> list[Tensor]:
         net = weft.distribute_module(Net(), mesh, gather=False)

@@ -125,7 +125,8 @@ class Communicator(ABC):
         x = x.detach()
         if self.size == 1 or x.numel() == 0:
             return _done(_copy(x))
-        return self._start_all_reduce(x.contiguous(), kind, own)
+        dense = x.contiguous()
+        return self._start_all_reduce(dense, kind, own or dense is not x)
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """`sizes[i]` elements from each rank i, in rank order."""

@@ -266,7 +266,6 @@ class DryTensors(TorchDispatchMode):
             self._lost[storage._cdata] = StorageWeakRef(storage)
 
 
-
 def _as_kernels(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The result of a convolution as kernels lay it out, which torch's meta kernel does not."""
     orders = [suggest_memory_format(one) for one in (x, weight) if one.dim() == out.dim() > 3]

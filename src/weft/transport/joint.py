@@ -109,7 +109,7 @@ def start_together(
         for (comm, kind, _), places in joint.items():
             flat = torch.cat([xs[place].reshape(-1) for place in places])
             with _told(transitions, noted, places) if STATE.on else nullcontext():
-                under_way.append((places, comm.start_all_reduce(flat, kind)))
+                under_way.append((places, comm.start_all_reduce(flat, kind, own=True)))
 
     def finished() -> list[Tensor]:
         for places, finish in under_way:
