@@ -153,6 +153,41 @@ def test_weights_alone_are_channels_last() -> None:
     assert weft.dry_run(lambda mesh: program(), {"dp": 2}).memory.peak == real[0].peak
 
 
+NETWORKS: dict[str, Callable[[], Any]] = {
+    "lstm": lambda: nn.LSTM(24, 40),
+    "two ways": lambda: nn.LSTM(24, 20, 2, bias=False, bidirectional=True, dropout=0.1),
+    "bfloat16": lambda: nn.LSTM(24, 40).bfloat16(),
+    "by steps": lambda: nn.LSTM(24, 40, proj_size=8).double(),
+    "gru": lambda: nn.GRU(24, 20, 2, bidirectional=True, dropout=0.1),
+    "rnn": lambda: nn.RNN(24, 20, bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("dim", ["batch", "time"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_recurrent_networks_keep_what_they_keep_on_the_cpu(name: str, dim: str) -> None:
+    """The kernel of an LSTM has a workspace, where torch's meta kernel has gates."""
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        model = NETWORKS[name]()
+        weft.distribute_module(model, mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dtype = next(model.parameters()).dtype
+        for _ in range(2):
+            x = weft.randn(8, 6, 24, mesh=mesh, dtype=dtype,
+                           placements=P("dp") if dim == "time" else P(None, "dp"))
+            model(x)[0].square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    dry = weft.dry_run(lambda mesh: program(), {"dp": 2})
+    assert [facts(event) for event in dry.log.events] == real[0].events
+    assert dry.memory.peak == real[0].peak
+    if name == "lstm":  # of each rank, in forward and twice in backward
+        assert dry.flops == 3 * 2 * 8 * 6 // 2 * 4 * 40 * (24 + 40)
+
+
 @pytest.mark.parametrize("shardings", [{}, {"*": P("dp")}])
 def test_what_autocast_has_cast_lives_until_its_region_ends(shardings: dict[str, P]) -> None:
     """One cast for all uses of a parameter, also where nothing is kept for a backward. What a

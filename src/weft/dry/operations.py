@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["ATTENTION", "EMPTY", "flops_of", "traffic_of"]
+__all__ = ["ATTENTION", "EMPTY", "LSTM", "flops_of", "traffic_of"]
 
 _aten: Any = torch.ops.aten
 EMPTY = (
@@ -26,6 +26,7 @@ _ROWS = (
 """Ops that read as much as they write, of an operand that may be larger."""
 
 ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
+LSTM = _aten.mkldnn_rnn_layer
 _FLOPS: dict[Any, Any] = dict(flop_registry)
 _FLOPS[ATTENTION] = flop_registry[_aten._scaled_dot_product_flash_attention]
 
@@ -60,6 +61,14 @@ def _grouped_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * math.prod(a) * b[-1] // groups
 
 
+def _layer_of_lstm(x: Any, weight: Any, again: Any, *_: Any, **__: Any) -> int:
+    """The products of each step with both weights."""
+    return 2 * x[0] * x[1] * (math.prod(weight) + math.prod(again))
+
+
+_FLOPS[LSTM] = _of_shapes(_layer_of_lstm)
+_FLOPS[_aten.mkldnn_rnn_layer_backward] = _of_shapes(
+    lambda *shapes, **_: 2 * _layer_of_lstm(*shapes))
 _FLOPS[_aten._grouped_mm] = _of_shapes(_grouped_product)
 
 

@@ -32,12 +32,12 @@ from weft.core import Mesh
 from weft.core.names import also_called
 from weft.dry.compute import Compute
 from weft.dry.devices import device_named
+from weft.dry.kernels import fused_kernels
 from weft.dry.report import DryRun, Memory
 from weft.dry.stand_ins import (
     Devices,
     autocast_regions,
     forks,
-    fused_attention,
     fused_optimizers,
     known_data,
     mixed_precision,
@@ -121,7 +121,7 @@ def dry_run(
 
     crew = world.crew = Crew(rank, other, [_Script()])
     with (
-        traffic.record() as log, known_data(), fused_attention(), fused_optimizers(),
+        traffic.record() as log, known_data(), fused_kernels(), fused_optimizers(),
         mixed_precision(), autocast_regions(), forks(), _as_rank(world, tensors),
     ):
         clock = _Clock(log, value, networks)

@@ -2,8 +2,6 @@
 
 - Accelerators that the program asks for need not be there.
 - `torch.tensor` keeps the data that it is given.
-- Attention is the fused kernel of the CPU, where torch's own choice for meta tensors would make all
-  scores at once.
 """
 
 from __future__ import annotations
@@ -21,15 +19,13 @@ from torch.utils._device import DeviceContext
 
 from weft.comm.alone import is_alone
 from weft.core.scopes import setting
-from weft.dry.operations import ATTENTION
 from weft.dry.tensors import DryTensors, by_weft
 from weft.tensor import ShardTensor
 from weft.tensor.trace import casts
 
-__all__ = ["Devices", "autocast_regions", "forks", "fused_attention", "fused_optimizers",
-           "known_data", "mixed_precision"]
+__all__ = ["Devices", "autocast_regions", "forks", "fused_optimizers", "known_data",
+           "mixed_precision"]
 
-_aten = torch.ops.aten
 _META = torch.device("meta")
 
 
@@ -176,37 +172,3 @@ def autocast_regions() -> Iterator[None]:
 
     with casts.KEEPS.counted(), setting(torch, clear_autocast_cache=clear):
         yield
-
-
-@contextmanager
-def fused_attention() -> Iterator[None]:
-    """Inside, attention on meta tensors is the CPU's kernel, where that takes the operands.
-
-    For meta tensors torch chooses the products that make all scores at once.
-    """
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
-def _attend(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False,
-) -> Any:
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-    fused = (
-        query.dim() == 4 and not dropout_p and query.numel() and key.numel()
-        and query.shape[-1] == value.shape[-1]
-        and (attn_mask is None or not attn_mask.requires_grad)
-    )
-    if not fused:
-        enable_gqa = enable_gqa and key.shape[-3] != query.shape[-3]  # of no heads, it would divide
-        return _aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
-            enable_gqa=enable_gqa)[0]
-    return ATTENTION(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]

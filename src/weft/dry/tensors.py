@@ -19,7 +19,6 @@ import sys
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 from torch.fx.experimental import _config
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,6 +27,7 @@ from weft.comm import RecordingWorld
 from weft.core.scopes import setting
 from weft.dry.compute import Compute
 from weft.dry.guesses import CHOOSES, GUESSES, VALUES
+from weft.dry.kernels import AS_KERNELS
 from weft.dry.operations import EMPTY, flops_of, traffic_of
 from weft.tensor.trace.meta_results import known_result
 from weft.tensor.trace.trees import flatten, map_tensors
@@ -48,7 +48,6 @@ _STATE = torch.Generator().get_state().shape
 
 _COPIES = _aten._to_copy.default
 _READS = _aten._local_scalar_dense.default
-_CONVOLVES = _aten.convolution.default
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 
 
@@ -102,8 +101,8 @@ class DryTensors(TorchDispatchMode):
                     out = func(*args, **kwargs)
                 except RuntimeError:  # also where torch has no kernel
                     out = self._by_data(func, args, kwargs)
-            if func is _CONVOLVES:
-                out = _as_kernels(out, *args[:2])
+            if func in AS_KERNELS:
+                out = AS_KERNELS[func](out, *args)
             self._follow(func, args, kwargs, given, out)
         if self._is_shape(func, kwargs, given):
             for one in flatten(out):
@@ -264,15 +263,6 @@ class DryTensors(TorchDispatchMode):
         for value in values:
             storage = value.untyped_storage()
             self._lost[storage._cdata] = StorageWeakRef(storage)
-
-
-def _as_kernels(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The result of a convolution as kernels lay it out, which torch's meta kernel does not."""
-    orders = [suggest_memory_format(one) for one in (x, weight) if one.dim() == out.dim() > 3]
-    turned = [order for order in orders if order is not torch.contiguous_format]
-    if not turned or x.dtype is torch.float64 or suggest_memory_format(out) is turned[0]:
-        return out
-    return torch.empty_like(out, memory_format=turned[0])
 
 
 def _of_equal_samples(
