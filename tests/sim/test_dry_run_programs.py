@@ -188,6 +188,47 @@ def test_recurrent_networks_keep_what_they_keep_on_the_cpu(name: str, dim: str) 
         assert dry.flops == 3 * 2 * 8 * 6 // 2 * 4 * 40 * (24 + 40)
 
 
+def test_values_that_a_script_reads_or_checks() -> None:
+    """Of data that nobody has: they are finite, equal where that is asked, and 0 where one is read.
+    """
+    def program(mesh: Any) -> None:
+        x: Any = weft.randn(4, 6, mesh=mesh, placements=P()).to_local() * torch.ones(4, 6)
+        assert f"loss {x.mean():.2f}" == "loss 0.00" and x[0].tolist() == [0.0] * 6
+        assert x[:2].numpy().shape == (2, 6) and torch.equal(x, x + 1) and torch.allclose(x, -x)
+        assert torch.isfinite(x).all() and not torch.isnan(x).any() and not torch.isinf(x).any()
+        assert torch.distributions.Normal(x, x.exp()).rsample().shape == (4, 6)
+        assert torch.distributions.Categorical(logits=x).sample().shape == (4,)
+        assert x.masked_select(x > 0).shape == x.unique_consecutive().shape == (24,)
+        assert torch.linalg.lstsq(x, x[:, :2]).solution.shape == (6, 2)
+        assert x.repeat_interleave((x > 0).sum(1), 0).shape == (4, 6)
+        sharded = weft.randn(4, 6, mesh=mesh, placements=P("dp")).requires_grad_()
+        for chosen in (sharded[sharded > 0], sharded.masked_select(sharded > 0)):
+            assert chosen.shape == (24,)  # by masks of unknown values, all are
+            chosen.mean().backward()
+
+    weft.dry_run(program, {"dp": 2}, steps=None)
+    assert torch.distributions.Distribution._validate_args is not False
+
+
+@pytest.mark.parametrize("loss", [
+    lambda y: F.mse_loss(y, -y, reduction="sum"), lambda y: F.mish(y).mean(),
+    lambda y: F.soft_margin_loss(y, y.detach().sign(), reduction="sum")])
+def test_losses_keep_what_their_kernels_keep(loss: Callable[[Any], Any]) -> None:
+    """A sum lies in the memory of its terms; the derivative of mish is one kernel."""
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        model: Any = nn.Linear(32, 32)
+        weft.distribute_module(model, mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            loss(model(weft.randn(128, 32, mesh=mesh, placements=P("dp")))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    assert weft.dry_run(lambda mesh: program(), {"dp": 2}).memory.peak == real[0].peak
+
+
 @pytest.mark.parametrize("shardings", [{}, {"*": P("dp")}])
 def test_what_autocast_has_cast_lives_until_its_region_ends(shardings: dict[str, P]) -> None:
     """One cast for all uses of a parameter, also where nothing is kept for a backward. What a

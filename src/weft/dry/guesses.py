@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CHOOSES", "GUESSES", "VALUES"]
+__all__ = ["CHOOSES", "FINITE", "GUESSES", "VALUES"]
 
 _aten: Any = torch.ops.aten
 CHOOSES = (
@@ -38,10 +38,71 @@ def _counted(x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.histc(x.double(), *args).to(x.dtype)
 
 
+def _all_alone(
+    x: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """`unique_consecutive` of such elements, or slices."""
+    count = x.numel() if dim is None else x.shape[dim]
+    shape = x.shape if dim is None else (count,)
+    places = torch.empty(shape if inverse else (0,), dtype=torch.int64, device="meta")
+    like = torch.empty((count if counts else 0,), dtype=torch.int64, device="meta")
+    return x.new_empty(count) if dim is None else torch.empty_like(x), places, like
+
+
+def _selected(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`masked_select` of all of them."""
+    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape).numel())
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """`linalg_lstsq`: a solution and ranks."""
+    batch, is_vector = a.shape[:-2], b.dim() == a.dim() - 1
+    shape = a.shape[-1:] if is_vector else (a.shape[-1], b.shape[-1])
+    ranks = torch.empty(batch, dtype=torch.int64, device="meta")
+    return b.new_empty(*batch, *shape), b.new_empty(0), ranks, b.new_empty(0)
+
+
+def _once_each(counts: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
+    """`repeat_interleave` of all positions, once."""
+    return torch.arange(len(counts), device="cpu")
+
+
+def _binned(x: torch.Tensor, bins: int, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(bins), x.new_empty(bins + 1)
+
+
+def _aligned(x: torch.Tensor, targets: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_ctc_loss` of samples with targets of one length."""
+    length, batch = x.shape[:2]
+    longest = targets.shape[1] if targets.dim() > 1 else -(-len(targets) // max(batch, 1))
+    return x.new_empty(batch), x.new_empty(batch, length, 2 * longest + 1)
+
+
+def _like_second(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    """What a backward gives for the operand after the gradient."""
+    return torch.empty_like(x)
+
+
 VALUES: dict[Any, Any] = {_aten.histc.default: _counted}
 """Op -> its result for known values that its kernel on the CPU does not take."""
 
 GUESSES: dict[Any, Any] = {
-    _aten._unique2.default: _all_different, _aten.bincount.default: _spread_evenly,
+    _aten._unique2.default: _all_different, _aten.unique_consecutive.default: _all_alone,
+    _aten.bincount.default: _spread_evenly, _aten.histogram.bin_ct: _binned,
+    _aten.masked_select.default: _selected, _aten.repeat_interleave.Tensor: _once_each,
+    _aten.linalg_lstsq.default: _solved,
+    _aten.equal.default: lambda *_: True, _aten.allclose.default: lambda *_, **__: True,
+    _aten._ctc_loss.default: _aligned, _aten._ctc_loss.Tensor: _aligned,
+    **dict.fromkeys([
+        _aten._ctc_loss_backward.default, _aten._ctc_loss_backward.Tensor,
+        _aten.multi_margin_loss_backward.default, _aten.multilabel_margin_loss_backward.default,
+        _aten.fractional_max_pool3d_backward.default], _like_second),
 }
-"""Op -> its result for elements of which all are different and all are equally frequent."""
+"""Op -> its result for elements of which none is zero, all are different and all are equally
+frequent, and what is compared is equal."""
+
+FINITE: dict[Any, bool] = {
+    _aten.eq.Tensor: True, _aten.ne.Tensor: False, _aten.eq.Scalar: False, _aten.ne.Scalar: True,
+    _aten.isinf.default: False, _aten.isnan.default: False,
+}
+"""Comparison -> its result for a finite number and itself, or infinity."""

@@ -30,6 +30,7 @@ def fused_kernels() -> Iterator[None]:
     meta tensors torch chooses products, which keep scores and gates."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
+    library.impl("mish_backward", _back_of_mish, "AutogradMeta")
     for name in _CELLS:
         library.impl(f"{name}.input", _network(name), "AutogradMeta")
     try:
@@ -56,6 +57,14 @@ def _attend(
             enable_gqa=enable_gqa)[0]
     return ATTENTION(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _back_of_mish(grad: Tensor, x: Tensor) -> Tensor:
+    """One kernel, unless it has a derivative."""
+    if torch.is_grad_enabled():
+        return _aten.mish_backward.default._op_dk(
+            torch._C.DispatchKey.CompositeImplicitAutograd, grad, x)  # type: ignore[attr-defined]
+    return torch.empty_like(x)
 
 
 def _network(name: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -202,8 +211,18 @@ def _convolution(out: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(out, memory_format=turned[0])
 
 
+def _loss(out: Tensor, x: Tensor, target: Tensor, *_: Any) -> Tensor:
+    """A sum or mean in the memory of the terms, which the kernels make first."""
+    if out.dim() or not x.dim():
+        return out
+    return x.new_empty(torch.broadcast_shapes(x.shape, target.shape)).resize_(())
+
+
 AS_KERNELS: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: _convolution, LSTM.default: _layer_of_lstm,
     _aten.mkldnn_rnn_layer_backward.default: _back_of_lstm,
+    **dict.fromkeys([
+        _aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.soft_margin_loss.default,
+        _aten.binary_cross_entropy.default], _loss),
 }
 """What a kernel makes, from what torch's meta kernel made and the operands."""

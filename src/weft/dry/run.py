@@ -41,6 +41,7 @@ from weft.dry.stand_ins import (
     fused_optimizers,
     known_data,
     mixed_precision,
+    unchecked_distributions,
 )
 from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError
@@ -122,7 +123,8 @@ def dry_run(
     crew = world.crew = Crew(rank, other, [_Script()])
     with (
         traffic.record() as log, known_data(), fused_kernels(), fused_optimizers(),
-        mixed_precision(), autocast_regions(), forks(), _as_rank(world, tensors),
+        mixed_precision(), autocast_regions(), forks(), unchecked_distributions(),
+        _as_rank(world, tensors),
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard

@@ -24,7 +24,7 @@ from weft.tensor import ShardTensor
 from weft.tensor.trace import casts
 
 __all__ = ["Devices", "autocast_regions", "forks", "fused_optimizers", "known_data",
-           "mixed_precision"]
+           "mixed_precision", "unchecked_distributions"]
 
 _META = torch.device("meta")
 
@@ -61,7 +61,8 @@ class Devices(TorchFunctionMode):
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__,
+              torch.Tensor.__format__)
 _TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
 
 
@@ -152,6 +153,11 @@ def forks() -> AbstractContextManager[None]:
         return original(*args, device_type=device, **kwargs)
 
     return setting(torch.random, fork_rng=fork)
+
+
+def unchecked_distributions() -> AbstractContextManager[None]:
+    """Inside, distributions take parameters without data for valid ones."""
+    return setting(torch.distributions.Distribution, _validate_args=False)
 
 
 def fused_optimizers() -> AbstractContextManager[None]:

@@ -9,24 +9,25 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
   states of torch's generator that checkpoints keep do;
 - keeps the values of small tensors that follow from constants: positions, masks of ones, also where
   a large batch shares them. If the program reads such a value, it gets it. An unknown value is
-  `reads`, and positions that unknown values decide (of the largest, of all in order) are those of
-  random values.
+  `reads`, a finite number, and positions that unknown values decide (of the largest, of all in
+  order) are those of random values.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 import torch
 from torch.fx.experimental import _config
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from weft.comm import RecordingWorld
 from weft.core.scopes import setting
 from weft.dry.compute import Compute
-from weft.dry.guesses import CHOOSES, GUESSES, VALUES
+from weft.dry.guesses import CHOOSES, FINITE, GUESSES, VALUES
 from weft.dry.kernels import AS_KERNELS
 from weft.dry.operations import EMPTY, flops_of, traffic_of
 from weft.tensor.trace.meta_results import known_result
@@ -178,9 +179,10 @@ class DryTensors(TorchDispatchMode):
     def read_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of a tensor on the CPU; unknown ones are all alike."""
         value = self.known(tensor)
-        if value is not None:
-            return value.clone()
-        return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
+        with _disable_current_modes():
+            if value is not None:
+                return value.clone()
+            return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
 
     def _by_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op that depends on data: by the values if they are known, else as if
@@ -241,6 +243,8 @@ class DryTensors(TorchDispatchMode):
             self._lose([value for value in values if value is not None])
         elif func in CHOOSES:
             self._choose(func, args, kwargs, results)
+        elif func in FINITE and _asks_for_finite(*args):
+            setattr(results[0], _VALUE, torch.tensor(FINITE[func]).expand(results[0].shape))
 
     def _takes_positions(self, made: torch.Tensor) -> bool:
         """Whether memory without values counts as known, as the program will write to all of it:
@@ -263,6 +267,11 @@ class DryTensors(TorchDispatchMode):
         for value in values:
             storage = value.untyped_storage()
             self._lost[storage._cdata] = StorageWeakRef(storage)
+
+
+def _asks_for_finite(x: torch.Tensor, other: Any = None) -> bool:
+    """Whether numbers are compared with themselves, or with infinity, if with anything."""
+    return other is None or other is x or (isinstance(other, float) and math.isinf(other))
 
 
 def _of_equal_samples(

@@ -57,9 +57,9 @@ class _Aligned:
     axes: tuple[int, ...]
     first: int
 
-    def counts(self, name: str) -> list[int]:
-        """How many elements each shard of the mask selects."""
-        count = int(self.mask.sum())
+    def counts(self, name: str, count: int) -> list[int]:
+        """How many elements each shard of the mask selects, of which this rank's selects `count`.
+        """
         if not self.axes:
             return [count]
         mine = torch.tensor(count, device=self.mesh.device)
@@ -154,7 +154,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     check_shape(x, mask, first)
     both = _aligned(name, x, mask, first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
-    cuts = _offsets(both.counts(name))
+    cuts = _offsets(both.counts(name, local.shape[first]))
     layout = both.selected(mask.dim(), cuts)
     return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
@@ -230,7 +230,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     start, _ = both.layout.box_at(both.mesh.here)[0]
     if start:
         found[:, 0] += start
-    cuts = _offsets(both.counts("nonzero"))
+    cuts = _offsets(both.counts("nonzero", len(found)))
     line = both.line(cuts)
     if not as_tuple:
         layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
@@ -275,7 +275,7 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     both = _aligned(
         "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
     )
-    cuts = _offsets(both.counts("masked_scatter"))
+    cuts = _offsets(both.counts("masked_scatter", int(both.mask.sum())))
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
@@ -312,7 +312,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         return
     _check_dtype(x, value)
     both = _aligned("__setitem__", x, mask, first, reduced=True)
-    cuts = _offsets(both.counts("__setitem__"))
+    cuts = _offsets(both.counts("__setitem__", int(both.mask.sum())))
     result = both.selected(num, cuts)
     if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
         raise RuntimeError(
