@@ -433,6 +433,32 @@ def test_memory_is_freed_at_once(use: Any) -> None:
     _LIVING.clear()
 
 
+@pytest.mark.parametrize("use", [
+    lambda x: x.masked_select(x > 0), torch.nonzero, torch.unique,
+    lambda x: torch.nn.functional.ctc_loss(
+        x[..., None].expand(-1, -1, 3), torch.ones(x.shape[1], 2, dtype=torch.int64),
+        torch.full((x.shape[1],), len(x)), torch.full((x.shape[1],), 2)),
+])
+def test_a_call_that_needs_data_keeps_no_operand(use: Any) -> None:
+    """What says that it needs them has frames, and these have operands: at each new length."""
+    def on_rank(mesh: Any) -> list[bool]:
+        alive = []
+        for length in (6, 8, 10):  # the first call of a process imports
+            x = weft.randn(8, length, mesh=mesh, placements=P("x"))
+            ref = weakref.ref(x)
+            use(x)
+            del x
+            alive.append(ref() is not None)
+        return alive[1:]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert weft.testing.run(on_rank, mesh={"x": 2}) == [[False] * 2] * 2
+    finally:
+        gc.enable()
+
+
 def test_a_hook_outlives_its_tensor() -> None:
     def on_rank(mesh: Any) -> Any:
         x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()

@@ -107,7 +107,7 @@ class _Miss:
             try:
                 trace = self._trace()
             except NotCapturable as error:
-                reason = error
+                reason = error.alone()
         if function is not None and (trace is None or _writes(trace)):
             made = own_local.recipe(function, self.args, self.kwargs, self.tensors, self.mesh)
             if made is not None:

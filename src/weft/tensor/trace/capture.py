@@ -69,6 +69,10 @@ class NotCapturable(Exception):
         super().__init__(reason)
         self.op = op
 
+    def alone(self) -> NotCapturable:
+        """The same without frames, whose tensors would live as long as a frame that keeps it."""
+        return NotCapturable(str(self), self.op)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -257,7 +261,9 @@ def capture(
             _pop_mode_from_pre_dispatch()
     trace = _trace(recorder.calls, result, metas)
     if grad:
-        trace = Trace(trace.ops, trace.result, tuple([meta.detach() for meta in trace.metas]))
+        with unwatched():
+            metas = [meta.detach() for meta in trace.metas]
+        trace = Trace(trace.ops, trace.result, tuple(metas))
     return trace
 
 
