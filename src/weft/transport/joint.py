@@ -8,7 +8,7 @@ and are reduced as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +28,7 @@ class Noted(Protocol):
     """The call that a transition serves, for the log."""
 
     @property
-    def note(self) -> Note: ...
+    def note(self) -> Note | None: ...
 
     @property
     def reason(self) -> str: ...
@@ -69,8 +69,7 @@ def run_together(
     for place, (transition, x) in enumerate(zip(transitions, xs)):
         if x is None:
             continue
-        told = noted[place] if noted and STATE.on else None
-        with nullcontext() if told is None else resume(told.note, told.reason):
+        with _resumed(noted, place):
             if transition.reduction is None or x.requires_grad:
                 out[place] = transition(x)
                 continue
@@ -98,7 +97,7 @@ def start_together(
     joint: dict[tuple[Communicator, str, torch.dtype], list[int]] = {}
     with _DisableAutocast(), torch.no_grad():
         for place, (transition, x) in enumerate(zip(transitions, xs)):
-            with resume(noted[place].note, noted[place].reason) if STATE.on else nullcontext():
+            with _resumed(noted, place):
                 if transition.reduction is None:
                     out[place] = transition(x)
                     continue
@@ -129,10 +128,15 @@ def _told(
     """In debug mode, a joint collective counts for the first of its calls and for all
     transitions."""
     texts = [f"{one.text}: {one.src} -> {one.dst}" for one in map(transitions.__getitem__, places)]
-    first = noted[places[0]] if noted else None
-    told = nullcontext() if first is None else resume(first.note, first.reason)
-    with told, moving("; ".join(texts)):
+    with _resumed(noted, places[0]), moving("; ".join(texts)):
         yield
+
+
+def _resumed(noted: Sequence[Noted], place: int) -> AbstractContextManager[None]:
+    """Moves inside are those of one call."""
+    if not (noted and STATE.on):
+        return nullcontext()
+    return resume(noted[place].note, noted[place].reason)
 
 
 class _Together(torch.autograd.Function):
@@ -141,7 +145,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, transitions: Sequence[Transition], *xs: Tensor) -> Any:
         ctx.transitions = transitions
-        ctx.note = note() if STATE.on else None
+        ctx.note = note()
         ctx.set_materialize_grads(False)
         return tuple([
             transition.as_node(x, read_only_use=True) for transition, x in zip(transitions, xs)

@@ -83,7 +83,7 @@ class Pack(Freed):
         in_own_dtype: Container[int] = (),
     ) -> None:
         self.kind, self.label, self._ask, self._touch = kind, label, ask, touch
-        self.line, self.number, self._widen = "", next(_MADE), widen
+        self.number, self._widen = next(_MADE), widen
         self.axes = kind.axes | kind.rest
         self.comm = kind.mesh.comm(tuple(sorted(kind.axes)))
         layouts: list[Any] = [gathered_layout(one.sharding, kind.axes) for one in tensors]
@@ -396,12 +396,11 @@ class Pack(Freed):
         text = f"{what} on {', '.join(names)}"
         gathers = collective == "AllGather"
         label = traffic.Label(
-            self.label, self.line, "gathered for its module" if gathers else "its gradients",
+            self.label, "", "gathered for its module" if gathers else "its gradients",
             self.label.removeprefix("parameters of "))
         backward = not gathers or _current_graph_task_id() != -1
-        note = traffic.Note(label, traffic.note().logs)
-        with traffic.resume(note, label.reason) if backward else traffic.label(
-            label.op, label.line, label.reason
+        with traffic.resume(traffic.Note(label), label.reason) if backward else traffic.label(
+            label.op, label.reason, label.line
         ), traffic.moving(f"{text}: {self.label}"):
             traffic.emit(text, names, collective, nbytes)
             yield

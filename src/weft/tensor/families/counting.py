@@ -72,7 +72,7 @@ def _distinct(
         layout = _along(layout, over or 0)
     modes.check_summaries(name, (layout,), layout.sharded_axes)
     local = to_order(_reduced(name, x, layout).detach())
-    with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
+    with traffic.label(name, "what is distinct among all blocks"):
         row = Row(Shards(mesh, layout, range(layout.ndim)))
         asked = options["return_inverse"], options["return_counts"]
         if over is None:

@@ -23,7 +23,6 @@ from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.families.packed_bools import can_send_packed, send_packed
 from weft.tensor.meta import contiguous_strides
-from weft.tensor.modes import source_line
 from weft.tensor.placing.layouts import layout_of, local_to_sharded
 from weft.tensor.placing.operands import (
     NamedCaller,
@@ -63,8 +62,7 @@ class _Aligned:
         if not self.axes:
             return [count]
         mine = torch.tensor(count, device=self.mesh.device)
-        line = source_line() if traffic.STATE.on else ""
-        with traffic.label(name, line, "its size depends on the data"):
+        with traffic.label(name, "its size depends on the data"):
             (found,) = Shards(self.mesh, self.layout, (self.first,)).gather(mine)
         return found.tolist()
 
@@ -122,7 +120,7 @@ def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
     if mask.dtype is not torch.bool or move is None or not can_send_packed(own, to):
         return entered(name, mesh, (mask,), (to,))[0]
     modes.check_strict(name, move)
-    with traffic.label(name, source_line(), _WHY):
+    with traffic.label(name, _WHY):
         return send_packed(mesh, name, local_of(mask), own, to)
 
 

@@ -224,10 +224,7 @@ def _ride(
     running: Backward,
 ) -> None:
     """Reduce a value with the gradients."""
-    if traffic.STATE.on:
-        with traffic.label("backward", modes.source_line()):
-            running.ride(local, transition, take)
-    else:
+    with traffic.label("backward"):
         running.ride(local, transition, take)
 
 

@@ -77,12 +77,10 @@ def move_operands(
     """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
     if call.left_whole is not None:
         call.left_whole.check()
-    if traffic.STATE.on or modes.STRICT.on:
+    if modes.STRICT.on:
         for _, transition in moves:
             modes.check_strict(call.name, transition)
-        with traffic.label(call.name, modes.source_line(), call.why()):
-            _enter_all(tensors, moves, locals_, call.keeps)
-    else:
+    with traffic.label(call.name, call.why):
         _enter_all(tensors, moves, locals_, call.keeps)
     if call.reductions is not None:
         call.reductions.mark(tensors, moves, locals_)

@@ -194,7 +194,7 @@ class OnLocal(Caller):
         value = local
         if move is not None:
             modes.check_strict(self.name, move)
-            with traffic.label(self.name, modes.source_line(), "it writes to the operand"):
+            with traffic.label(self.name, "it writes to the operand"):
                 value = move(local)
         if value is not mine:
             if layout.is_partial:  # what it has written, and may have saved, is summed now
