@@ -21,8 +21,8 @@ from weft.tensor.call import outside
 from weft.tensor.call.in_place import check_writable
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.operands import NamedCaller, move_operand, share_memory
-from weft.tensor.placing.transitions import order_in_memory, transition_between
+from weft.tensor.placing.operands import entered, share_memory
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import returned, written_by
 from weft.tensor.trace.capture import Op, Trace, check_dense
@@ -38,14 +38,9 @@ _WARNED: set[str] = set()
 def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
     """The full tensor, plain, on every rank; differentiable (the gradient is replicated)."""
     if type(tensor) is not ShardTensor:
-        return tensor
+        return tensor  # of any form: it may be sparse
     full = Layout.replicated(mesh.abstract, tensor.shape)
-    transition = transition_between(
-        mesh, tensor._meta.layout, full, order=order_in_memory(tensor)
-    )
-    if transition is None:
-        return tensor._local
-    return move_operand(tensor, transition, NamedCaller(name, "no rule covers the op"))
+    return entered(name, mesh, (tensor,), (full,), "no rule covers the op")[0]
 
 
 FIX = "weft.register_rule(op, ...), or redistribute to Replicate yourself"
