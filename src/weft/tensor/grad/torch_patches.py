@@ -41,6 +41,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import class_method_of
 from weft.tensor.torch_collectives import Mixing, on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
+from weft.tensor.versions import counted_version
 from weft.transport.nodes import outside_maps
 
 __all__ = [
@@ -159,7 +160,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
     if share_memory(tensors):
         full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
-    before = [_version(one) for one in full]
+    before = [counted_version(one) for one in full]
     feed = iter(full)
     with torch_draws(mesh), on_full(cls.__name__), STRICT.counted():
         out = _APPLY(
@@ -168,18 +169,13 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
         )
     given: dict[int, torch.Tensor] = {}
     for tensor, one, version in zip(tensors, full, before):
-        if type(tensor) is ShardTensor and _version(one) != version:  # ctx.mark_dirty
+        if type(tensor) is ShardTensor and counted_version(one) != version:  # ctx.mark_dirty
             write_back(f"{cls.__name__}.apply", tensor, one, mesh)
             given[id(one)] = tensor
     return map_tensors(
         lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
         out,
     )
-
-
-def _version(one: torch.Tensor) -> int | None:
-    """The version; None for tensors of inference mode, which count no writes."""
-    return None if one.is_inference() else one._version
 
 
 def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:
