@@ -14,7 +14,7 @@ from weft.errors import UnsupportedOpError
 from weft.planner import gradient_layout
 from weft.tensor.backward import accumulate
 from weft.tensor.leaf_gradients import uses_of
-from weft.tensor.leaves import replace_leaf, track_leaf
+from weft.tensor.leaves import replace_leaf, take_hooks, track_leaf
 from weft.tensor.members import hooks
 from weft.tensor.meta import NONE, Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
@@ -121,11 +121,8 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     Existing graphs return gradients in the old layout: their leaf passes them on.
     """
     old, meta, of = tensor._local, tensor._meta, weakref.ref(tensor)
-    new: Any = data.requires_grad_()
-    new._backward_hooks = old._backward_hooks
-    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks  # type: ignore
-    old._backward_hooks = None
-    old._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+    new = data.requires_grad_()
+    take_hooks(old, new)
     old.grad = None
     tensor._local = track_leaf(new)
     replace_leaf(old, new)
@@ -144,10 +141,8 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
 
 def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
     """From or to the meta device: torch would make another parameter, weft's stays the same."""
-    old: Any = tensor._local
-    new: Any = data.requires_grad_(old.requires_grad)
-    new._backward_hooks, new._post_accumulate_grad_hooks = (
-        old._backward_hooks, old._post_accumulate_grad_hooks)
+    old, new = tensor._local, data.requires_grad_(tensor._local.requires_grad)
+    take_hooks(old, new)
     tensor._local = track_leaf(new)
 
 
