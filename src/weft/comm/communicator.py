@@ -263,18 +263,24 @@ class Communicator(ABC):
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         return self._start_reduce_scatter(x, sizes, kind)()
 
-    @abstractmethod
-    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor: ...
+    def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
+        return _done(self._all_to_all(x, send, recv))
+
+    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
+        return self._start_all_to_all(x, send, recv)()
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
-        """By one all-to-all, at once; overridden where there is a better way."""
+        """By one all-to-all; overridden where there is a better way."""
         given = [piece.reshape(-1) for _, piece in sorted(send, key=_place)]
         x = torch.cat(given) if given else torch.empty(0, dtype=dtype, device=self.device)
-        got = self._all_to_all(x, self._sizes(send), self._sizes(recv))
-        pieces = sorted(recv, key=_place)
-        for (_, piece), part in zip(pieces, got.split([piece.numel() for _, piece in pieces])):
-            piece.copy_(part.view(piece.shape))
-        return nothing_to_wait_for
+        finish = self._start_all_to_all(x, self._sizes(send), self._sizes(recv))
+
+        def wait() -> None:
+            got, pieces = finish(), sorted(recv, key=_place)
+            for (_, piece), part in zip(pieces, got.split([piece.numel() for _, piece in pieces])):
+                piece.copy_(part.view(piece.shape))
+
+        return wait
 
     @abstractmethod
     def _broadcast(self, x: Tensor, source: int) -> Tensor: ...
