@@ -412,7 +412,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
         """As torch's: of a one-element tensor in any layout, or with `gradient=`."""
         if _num_modes():
             return _Tensor.backward(self, gradient, retain_graph, create_graph, inputs)
-        hooks.autograd.backward(self, gradient, retain_graph, create_graph, inputs)
+        hooks.autograd.backward_all([self], [gradient], retain_graph, create_graph, inputs)
 
     def detach(self) -> ShardTensor:
         if _num_modes():
