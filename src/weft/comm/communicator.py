@@ -29,7 +29,10 @@ from weft.comm.reduction import check_kind
 from weft.core import AxisName
 from weft.errors import CommunicationError
 
-__all__ = ["Alone", "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "nothing_to_wait_for"]
+__all__ = [
+    "Alone", "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "joined",
+    "nothing_to_wait_for", "parts",
+]
 
 Pieces = Sequence[tuple[int, Tensor]]
 """Contiguous nonempty tensors, each with the position in the group that it goes to or comes
@@ -106,13 +109,7 @@ class Communicator(ABC):
                 for place, total in zip(bucket, totals):
                     xs[place] = total
             return xs
-        # torch's functions for gradient buckets: a third of the time of cat, split and view, and
-        # half of that below autograd, where slices of the buffer are no views of it.
-        with _Exclude(_AUTOGRAD):
-            flat = _native.flatten_dense_tensors(xs)
-        total = self.all_reduce(flat, kind, own=True)
-        with _Exclude(_AUTOGRAD):
-            return _native.unflatten_dense_tensors(total, xs)
+        return parts(self.all_reduce(joined(xs), kind, own=True), xs)
 
     def start_all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Finish:
         """An `all_reduce` that is only started; `x` must not change until the result is called."""
@@ -309,6 +306,22 @@ def _buckets(xs: Sequence[Tensor]) -> list[list[int]]:
         last[x.dtype].append(place)
         room[x.dtype] -= x.nbytes
     return buckets
+
+
+def joined(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors of one dtype in one new buffer.
+
+    By torch's functions for gradient buckets: a third of the time of cat, split and view, and half
+    of that below autograd, where slices of the buffer are no views of it.
+    """
+    with _Exclude(_AUTOGRAD):
+        return _native.flatten_dense_tensors(xs)
+
+
+def parts(buffer: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The slices of a buffer of `joined`, in the shapes of the tensors in `like`."""
+    with _Exclude(_AUTOGRAD):
+        return _native.unflatten_dense_tensors(buffer, like)
 
 
 def nothing_to_wait_for() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
-from weft.comm import Communicator
+from weft.comm import Communicator, joined, parts
 from weft.transport.nodes import REDUCTIONS, dense, transforms
 from weft.transport.traffic import STATE, Note, moving, note, resume
 from weft.transport.transition import Transition
@@ -106,16 +106,16 @@ def start_together(
             joint.setdefault((*transition.reduction, x.dtype), []).append(place)
         under_way = []
         for (comm, kind, _), places in joint.items():
-            flat = torch.cat([xs[place].reshape(-1) for place in places])
+            flat = joined([xs[place] for place in places])
             with _told(transitions, noted, places) if STATE.on else nullcontext():
-                under_way.append((places, comm.start_all_reduce(flat, kind, own=True)))
+                under_way.append((places, comm.start_all_reduce(flat, kind, len(places) > 1)))
 
     def finished() -> list[Tensor]:
         for places, finish in under_way:
-            parts = finish().split([xs[place].numel() for place in places])
-            for place, part in zip(places, parts):
+            like = [xs[place] for place in places]
+            for place, x, part in zip(places, like, parts(finish(), like)):
                 # A copy: as a part it would keep the buffer, in a memory order of no parameter.
-                out[place] = torch.empty_like(xs[place]).copy_(part.view(xs[place].shape))
+                out[place] = torch.empty_like(x).copy_(part)
         return out
 
     return finished
