@@ -211,7 +211,8 @@ class ProcessCommunicator(GroupCalls):
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         data = as_bytes(x)
         data = data.clone() if source == self.index else torch.empty_like(data)
-        self._issue("broadcast", _broadcast, data, group_src=self.places[source])
+        group, place = self._alive("broadcast"), self.places[source]
+        self._start("broadcast", _broadcast, data, None, group, True, place)()
         return data.view(x.dtype).view(x.shape)
 
     def _scatter(
@@ -236,6 +237,7 @@ class ProcessCommunicator(GroupCalls):
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         parts = self._all_gather(mine, sizes).cpu().split(sizes)
         return [part.numpy().tobytes() for part in parts]
+
 
 def _then(wait: Wait, result: Finish) -> Finish:
     def finish() -> Tensor:
