@@ -171,6 +171,10 @@ class BoundMesh(Mesh):
             comm = self._comms[axes] = self.line(tuple(sorted(set(self.axes(axes, "comm")))))
         return comm
 
+    def everyone(self) -> Communicator:
+        """The communicator over all ranks of the mesh, in mesh order."""
+        return self.comm(tuple(range(self.ndim)))
+
     def line(self, axes: tuple[int, ...]) -> Communicator:
         """As `comm`, with its ranks in the order of shards of a dim over these axes: the first of
         them is the major one."""

@@ -242,7 +242,7 @@ def ppermute(
     """
     sub = _along_of(x, mesh, axes, "ppermute")
     pairs = as_pairs(perm, sub.size())
-    comm = sub.comm(tuple(range(sub.ndim)))
+    comm = sub.everyone()
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
     with traffic.label("ppermute", "asked for"):
         return Permute(comm)(x, pairs, known)
@@ -316,7 +316,7 @@ def _cut(
     mine = (tuple(x.shape), str(x.dtype))
     all_of = [mine] * sub.size()
     if sizes is None:
-        all_of = sub.comm(tuple(range(sub.ndim))).exchange(mine)
+        all_of = sub.everyone().exchange(mine)
         sizes = [shape[dim] if dim < len(shape) else -1 for shape, _ in all_of]  # type: ignore
         others = {(*shape[:dim], "*", *shape[dim + 1:], dtype) for shape, dtype in all_of}  # type: ignore
         if len(others) > 1:

@@ -76,7 +76,7 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
     out = run(_L.lstsq, (*small, limit), {"driver": driver})
     if driver != "gels":
         # Ranks may round a singular value to either side of the limit: they decide together.
-        found = mesh.comm(tuple(range(mesh.ndim))).exchange(int(out.rank))
+        found = mesh.everyone().exchange(int(out.rank))
         is_full = min(found) == a.shape[1]
         if not is_full and torch.is_grad_enabled() and a.requires_grad:
             return None  # of Q and R, which have no gradient then

@@ -20,10 +20,9 @@ from weft.tensor.meta import NONE, Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.freed import keep, local_data, memory_of
 from weft.tensor.placing.in_place import lay_state_of
-from weft.tensor.placing.layouts import as_sharded, local_to_sharded
+from weft.tensor.placing.layouts import as_sharded, leaf
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
-from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.versions import share_version
@@ -322,7 +321,4 @@ def _filled(
     bound, layout = place(call, shape, where)
     local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
     local = torch.full(local_shape, value, dtype=dtype, device=bound.device)
-    if layout.is_partial and bound.here is not None:
-        to_partial = transition_between(bound, layout.without_partial(), layout)
-        local = local if to_partial is None else to_partial(local)
-    return local_to_sharded(track_leaf(local.requires_grad_(requires_grad)), bound, layout)
+    return leaf(local, bound, layout, requires_grad)
