@@ -21,7 +21,8 @@ def execute(
     target's mesh gets an empty tensor. `copy`: never share memory with `local`.
     """
     program, local = compile_plan(plan, mesh, target), local.detach()
-    text = f"{plan.src} -> {plan.dst}" if traffic.STATE.on else ""
-    with _DisableAutocast():
-        out = program.run_as(text, text, local) if text else program.run(local)
+    text = f"{plan.src} -> {plan.dst}"
+    with _DisableAutocast(), traffic.moving(text):
+        program.report(text, local.element_size())
+        out = program.run(local)
     return unshared(out, local) if copy and program.aliases else out

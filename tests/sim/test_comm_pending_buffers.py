@@ -28,7 +28,7 @@ def test_settle_waits_for_what_is_lent_but_not_for_ever() -> None:
 
 
 def test_an_error_keeps_nothing_lent() -> None:
-    def fails(x: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def fails(x: torch.Tensor) -> None:
         assert len(_lent) == 1
         raise KeyboardInterrupt
 
@@ -36,7 +36,7 @@ def test_an_error_keeps_nothing_lent() -> None:
     try:
         comm = init_mesh({"x": 2}).comm((0,))
         with pytest.raises(KeyboardInterrupt) as kept:
-            comm._issue("broadcast", fails, torch.ones(3))  # type: ignore[attr-defined]
+            comm._start("broadcast", fails, torch.ones(3))  # type: ignore[attr-defined]
         assert kept.tb is not None and not _lent
     finally:
         dist.destroy_process_group()

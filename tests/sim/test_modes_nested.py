@@ -166,7 +166,7 @@ def test_a_thread_has_its_own_modes() -> None:
 def test_a_backward_in_another_thread_writes_to_the_log_of_its_forward() -> None:
     """As autograd's own threads do on accelerators; where it has a log, to that alone."""
     found = []
-    with weft.explain() as log, traffic.label("op", "line"):
+    with weft.explain() as log, traffic.label("op"):
         kept = traffic.note()
 
         def backward() -> None:

@@ -22,7 +22,7 @@ def gather_and_back(mesh: BoundMesh) -> Log:
     move = Transition(mesh, CUT, WHOLE, dst_varying=frozenset({0}))
     x = torch.ones(2, 2, requires_grad=True)
     with traffic.record() as log:
-        with traffic.label("aten.mm.default", "train.py:7", "operand 0 of a contraction"):
+        with traffic.label("aten.mm.default", "operand 0 of a contraction", "train.py:7"):
             out = move(x)
         out.sum().backward()
     move(x.detach())
@@ -93,7 +93,7 @@ def test_backward_in_a_thread_of_autograd_reaches_the_log() -> None:
                 traffic.emit("t", ("a",), "AllReduce", 4)
 
         with traffic.record() as log:
-            with traffic.label("op", "f.py:1"):
+            with traffic.label("op"):
                 kept = traffic.note()
             thread = threading.Thread(target=later)
             thread.start()

@@ -2,7 +2,7 @@
 
 from weft.comm.bound_mesh import BoundMesh, World, live_meshes
 from weft.comm.collective_call import PROCESS, PROVIDER, CollectiveCall
-from weft.comm.communicator import Communicator, Finish
+from weft.comm.communicator import Communicator, Finish, joined, parts
 from weft.comm.global_state import CARRIED
 from weft.comm.hybrid import hybrid_mesh, hybrid_ranks
 from weft.comm.init import (
@@ -23,7 +23,7 @@ __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "CollectiveCall", "BoundMesh", "Communicator", "Finish",
     "Recorded", "RecordingWorld", "Seen", "SimulatedRanks", "World", "as_bound_mesh", "check_kind",
     "check_takes_mesh",
-    "current_mesh", "get_global_mesh", "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes",
-    "recorded", "recording", "run_simulated", "set_global_mesh", "source_line",
-    "this_world", "user_frame", "watching",
+    "current_mesh", "get_global_mesh", "hybrid_mesh", "hybrid_ranks", "init_mesh", "joined",
+    "live_meshes", "parts", "recorded", "recording", "run_simulated", "set_global_mesh",
+    "source_line", "this_world", "user_frame", "watching",
 ]

@@ -168,32 +168,24 @@ class BoundMesh(Mesh):
         """
         comm = self._comms.get(axes)
         if comm is None:
-            comm = self._comms[axes] = self._connect(axes)
+            comm = self._comms[axes] = self.line(tuple(sorted(set(self.axes(axes, "comm")))))
         return comm
 
-    def _connect(self, axes: tuple[int, ...]) -> Communicator:
-        ordered = tuple(sorted(set(self.axes(axes, "comm"))))
-        if ordered != axes:
-            return self.comm(ordered)
-        ranks = self.group_ranks(axes)
-        if len(ranks) == 1:
-            return Alone(ranks, 0, self.names(axes), self.device)
-        return self.world.connect(ranks, self.names(axes), self.device, lambda: self.rows(axes))
+    def everyone(self) -> Communicator:
+        """The communicator over all ranks of the mesh, in mesh order."""
+        return self.comm(tuple(range(self.ndim)))
 
     def line(self, axes: tuple[int, ...]) -> Communicator:
         """As `comm`, with its ranks in the order of shards of a dim over these axes: the first of
         them is the major one."""
         comm = self._lines.get(axes)
         if comm is None:
-            comm = self._lines[axes] = self._connect_line(axes)
+            ranks, names = self._ranks_along(axes, self._inside("comm")), self.names(axes)
+            comm = self._lines[axes] = (
+                Alone(ranks, 0, names, self.device) if len(ranks) == 1
+                else self.world.connect(ranks, names, self.device, lambda: self.rows(axes))
+            )
         return comm
-
-    def _connect_line(self, axes: tuple[int, ...]) -> Communicator:
-        in_mesh_order = self.comm(axes)
-        if in_mesh_order.size == 1 or axes == tuple(sorted(axes)):
-            return in_mesh_order
-        ranks = self._ranks_along(axes, self._inside("line"))
-        return self.world.connect(ranks, self.names(axes), self.device, lambda: self.rows(axes))
 
     def _ranks_along(self, axes: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:
         return tuple([self.rank_at(self.position(place)) for place in self.along(axes, at)])

@@ -29,7 +29,10 @@ from weft.comm.reduction import check_kind
 from weft.core import AxisName
 from weft.errors import CommunicationError
 
-__all__ = ["Alone", "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "nothing_to_wait_for"]
+__all__ = [
+    "Alone", "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "joined",
+    "nothing_to_wait_for", "parts",
+]
 
 Pieces = Sequence[tuple[int, Tensor]]
 """Contiguous nonempty tensors, each with the position in the group that it goes to or comes
@@ -106,13 +109,7 @@ class Communicator(ABC):
                 for place, total in zip(bucket, totals):
                     xs[place] = total
             return xs
-        # torch's functions for gradient buckets: a third of the time of cat, split and view, and
-        # half of that below autograd, where slices of the buffer are no views of it.
-        with _Exclude(_AUTOGRAD):
-            flat = _native.flatten_dense_tensors(xs)
-        total = self.all_reduce(flat, kind, own=True)
-        with _Exclude(_AUTOGRAD):
-            return _native.unflatten_dense_tensors(total, xs)
+        return parts(self.all_reduce(joined(xs), kind, own=True), xs)
 
     def start_all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Finish:
         """An `all_reduce` that is only started; `x` must not change until the result is called."""
@@ -263,18 +260,24 @@ class Communicator(ABC):
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         return self._start_reduce_scatter(x, sizes, kind)()
 
-    @abstractmethod
-    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor: ...
+    def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
+        return _done(self._all_to_all(x, send, recv))
+
+    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
+        return self._start_all_to_all(x, send, recv)()
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
-        """By one all-to-all, at once; overridden where there is a better way."""
+        """By one all-to-all; overridden where there is a better way."""
         given = [piece.reshape(-1) for _, piece in sorted(send, key=_place)]
         x = torch.cat(given) if given else torch.empty(0, dtype=dtype, device=self.device)
-        got = self._all_to_all(x, self._sizes(send), self._sizes(recv))
-        pieces = sorted(recv, key=_place)
-        for (_, piece), part in zip(pieces, got.split([piece.numel() for _, piece in pieces])):
-            piece.copy_(part.view(piece.shape))
-        return nothing_to_wait_for
+        finish = self._start_all_to_all(x, self._sizes(send), self._sizes(recv))
+
+        def wait() -> None:
+            got, pieces = finish(), sorted(recv, key=_place)
+            for (_, piece), part in zip(pieces, got.split([piece.numel() for _, piece in pieces])):
+                piece.copy_(part.view(piece.shape))
+
+        return wait
 
     @abstractmethod
     def _broadcast(self, x: Tensor, source: int) -> Tensor: ...
@@ -303,6 +306,22 @@ def _buckets(xs: Sequence[Tensor]) -> list[list[int]]:
         last[x.dtype].append(place)
         room[x.dtype] -= x.nbytes
     return buckets
+
+
+def joined(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors of one dtype in one new buffer.
+
+    By torch's functions for gradient buckets: a third of the time of cat, split and view, and half
+    of that below autograd, where slices of the buffer are no views of it.
+    """
+    with _Exclude(_AUTOGRAD):
+        return _native.flatten_dense_tensors(xs)
+
+
+def parts(buffer: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The slices of a buffer of `joined`, in the shapes of the tensors in `like`."""
+    with _Exclude(_AUTOGRAD):
+        return _native.unflatten_dense_tensors(buffer, like)
 
 
 def nothing_to_wait_for() -> None:

@@ -76,17 +76,6 @@ class GroupCalls(Communicator):
         """What belongs to each member, listed in the group's order."""
         return tuple(piece for _, piece in sorted(zip(self.places, pieces), key=lambda p: p[0]))
 
-    def _issue(self, op: str, call: Callable[..., Any], *args: Any, **named: Any) -> None:
-        group = self._alive(op)
-        if self.lends:
-            args = tuple(lend(arg) if isinstance(arg, Tensor) else arg for arg in args)
-        try:
-            call(*args, group=group, **named)
-        except BaseException as error:
-            args = ()
-            self._tell(op, error)
-            raise
-
     def _tell(self, op: str, error: BaseException) -> None:
         """Raise weft's error for torch's; the traceback releases lent buffers."""
         traceback.clear_frames(error.__traceback__)

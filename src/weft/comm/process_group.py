@@ -172,9 +172,6 @@ class ProcessCommunicator(GroupCalls):
         wait = self._swap(send, recv, x.dtype)
         return _then(wait, lambda: reduce_partials(terms, kind, out))
 
-    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
-        return self._start_all_to_all(x, send, recv)()
-
     def _start_all_to_all(
         self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]
     ) -> Finish:
@@ -199,7 +196,7 @@ class ProcessCommunicator(GroupCalls):
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         if self.swaps_from_nbytes == math.inf:
-            return self._swap_in_buffers(send, recv, dtype)
+            return super()._swap(send, recv, dtype)  # such backends prefer few large messages
         if not send and not recv:
             return nothing_to_wait_for
         group = self._alive("all_to_all")
@@ -211,31 +208,11 @@ class ProcessCommunicator(GroupCalls):
 
         return self._start("all_to_all", start)
 
-    def _swap_in_buffers(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
-        """By one all-to-all, for backends that prefer few large messages."""
-        place = self.places
-        send = sorted(send, key=lambda piece: place[piece[0]])
-        recv = sorted(recv, key=lambda piece: place[piece[0]])
-        given = [as_bytes(piece) for _, piece in send]
-        empty = torch.empty(0, dtype=torch.uint8, device=self.device)
-        data = torch.cat(given) if given else empty
-        sizes = [self._listed([n * dtype.itemsize for n in self._sizes(some)])
-                 for some in (recv, send)]
-        out = data.new_empty(sum(sizes[0]))
-        call = self._alive("all_to_all").alltoall_base
-        wait = self._start("all_to_all", call, out, data, *sizes, _ALL_TO_ALL)
-
-        def finish() -> None:
-            wait()
-            for (_, piece), part in zip(recv, out.split([piece.nbytes for _, piece in recv])):
-                piece.copy_(part.view(dtype).view(piece.shape))
-
-        return finish
-
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         data = as_bytes(x)
         data = data.clone() if source == self.index else torch.empty_like(data)
-        self._issue("broadcast", _broadcast, data, group_src=self.places[source])
+        group, place = self._alive("broadcast"), self.places[source]
+        self._start("broadcast", _broadcast, data, None, group, True, place)()
         return data.view(x.dtype).view(x.shape)
 
     def _scatter(
@@ -260,6 +237,7 @@ class ProcessCommunicator(GroupCalls):
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         parts = self._all_gather(mine, sizes).cpu().split(sizes)
         return [part.numpy().tobytes() for part in parts]
+
 
 def _then(wait: Wait, result: Finish) -> Finish:
     def finish() -> Tensor:

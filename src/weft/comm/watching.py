@@ -66,14 +66,11 @@ def received_nbytes(comm: Communicator, op: str, args: Any) -> int:
             return (g - 1) * len(pickle.dumps(x))
 
 
-_OPS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "all_to_all": "all_to_all", "broadcast": "broadcast",
-    "scatter": "scatter", "exchange": "exchange", "start_all_reduce": "start_all_reduce",
-    "start_all_gather": "start_all_gather", "start_reduce_scatter": "start_reduce_scatter",
-    "swap": "swap",
-}
-"""The methods that are wrapped, and what they do."""
+_OPS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "exchange",
+    "start_all_reduce", "start_all_gather", "start_reduce_scatter", "swap",
+)
+"""The methods that are wrapped."""
 
 Listener = Callable[[Seen], None]
 
@@ -112,11 +109,11 @@ def watching(listener: Listener) -> Iterator[None]:
 
 
 def _install(kind: type) -> None:
-    for name, op in _OPS.items():
+    for name in _OPS:
         original = kind.__dict__.get(name)
         if original is not None:
             _watchers.originals.append((kind, name, original))
-            setattr(kind, name, _clocked(original, op))
+            setattr(kind, name, _clocked(original, name))
     for inner in kind.__subclasses__():
         _install(inner)
 

@@ -91,7 +91,7 @@ def rates_by(
     clock: Callable[[], float], mesh: BoundMesh, dtype: torch.dtype, num_rounds: int
 ) -> Compute:
     """`measure_compute` by a clock."""
-    world, timed = mesh.comm(tuple(range(mesh.ndim))), _work(mesh, dtype)
+    world, timed = mesh.everyone(), _work(mesh, dtype)
     turns: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(1 + num_rounds):  # the first warms up
         for name, run in timed.items():

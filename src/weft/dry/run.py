@@ -24,7 +24,6 @@ from weft.comm import (
     RecordingWorld,
     check_takes_mesh,
     recording,
-    source_line,
 )
 from weft.comm.alone import alone
 from weft.comm.crew import Crew
@@ -173,7 +172,7 @@ class _Clock:
 
     def heard(self, collective: Recorded, of_torch: bool) -> None:
         if of_torch and collective.op != "send":  # a message counts where it arrives
-            with traffic.label(f"torch.distributed.{collective.op}", source_line()):
+            with traffic.label(f"torch.distributed.{collective.op}"):
                 traffic.emit("", tuple(map(str, collective.axes)), collective.op,
                              collective.received_nbytes)
         names = tuple(map(str, collective.axes))

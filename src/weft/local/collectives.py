@@ -14,12 +14,10 @@ lengths are exchanged first, unless `sizes` gives them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch import Tensor
 
-from weft.comm import BoundMesh, source_line
+from weft.comm import BoundMesh
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike
 from weft.core.names import also_called
@@ -244,9 +242,9 @@ def ppermute(
     """
     sub = _along_of(x, mesh, axes, "ppermute")
     pairs = as_pairs(perm, sub.size())
-    comm = sub.comm(tuple(range(sub.ndim)))
+    comm = sub.everyone()
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
-    with _told("ppermute"):
+    with traffic.label("ppermute", "asked for"):
         return Permute(comm)(x, pairs, known)
 
 
@@ -289,23 +287,13 @@ def _reduced(x: Tensor, axes: Axes, kind: str, mesh: MeshLike | None, call: str)
     return _moved(x, sub, whole.with_partial(range(sub.ndim), kind), whole, call)
 
 
-def _told(call: str) -> AbstractContextManager[Any]:
-    """Name the call in the log of `weft.explain()`."""
-    if traffic.STATE.on:
-        return traffic.label(call, source_line(), "asked for")
-    return _UNTOLD
-
-
-_UNTOLD = nullcontext()
-
-
 def _moved(x: Tensor, sub: BoundMesh, src: Layout, dst: Layout, call: str) -> Tensor:
     src.check_dtype(str(x.dtype).removeprefix("torch."))
     varying = frozenset(range(sub.ndim)) if dst.is_replicated else frozenset()
     move = transition_between(sub, src, dst, frozenset(), varying)
     if move is None:
         return x.clone()
-    with _told(call):
+    with traffic.label(call, "asked for"):
         return move(x)
 
 
@@ -328,7 +316,7 @@ def _cut(
     mine = (tuple(x.shape), str(x.dtype))
     all_of = [mine] * sub.size()
     if sizes is None:
-        all_of = sub.comm(tuple(range(sub.ndim))).exchange(mine)
+        all_of = sub.everyone().exchange(mine)
         sizes = [shape[dim] if dim < len(shape) else -1 for shape, _ in all_of]  # type: ignore
         others = {(*shape[:dim], "*", *shape[dim + 1:], dtype) for shape, dtype in all_of}  # type: ignore
         if len(others) > 1:

@@ -153,7 +153,7 @@ def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
         if held is tensor and tensor._local.numel() and version_of(tensor) == version:
             unwritten.append(named.name)
     if mesh is not None and mesh.here is not None and mesh.size() > 1:
-        told: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(unwritten)
+        told: list[Any] = mesh.everyone().exchange(unwritten)
         unwritten = list(dict.fromkeys(name for names in told for name in names))
     if unwritten:
         raise ModuleError(

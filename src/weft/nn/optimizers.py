@@ -17,30 +17,15 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.errors import ModuleError
 from weft.nn.named import Named
 from weft.tensor import ShardTensor
+from weft.tensor.placing.marked import Marked
 
 __all__ = ["add_param_group", "as_parameter", "install", "refuse_holders", "replaced"]
 
-_REPLACED: Any = WeakTensorKeyDictionary()
-"""Parameters that have been replaced -> their names."""
-
 _OPTIMIZERS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-_SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""Optimizers that have stepped -> (number of replaced parameters, number of their own) then."""
-
-
-_COUNT = [0]
-
-
-def install() -> None:
-    """Hook the steps of optimizers. Once per process."""
-    register_optimizer_step_pre_hook(_refuse_step)
 
 
 def add_param_group(original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -69,8 +54,7 @@ def as_parameter(
 
 def replaced(name: str, parameter: torch.Tensor) -> None:
     """Remember that `distribute_module` has replaced a parameter."""
-    _REPLACED[parameter] = name
-    _COUNT[0] += 1
+    _REPLACED.mark(parameter, name)
 
 
 def refuse_holders(tensors: Iterable[Named]) -> None:
@@ -87,26 +71,22 @@ def refuse_holders(tensors: Iterable[Named]) -> None:
 def _holders(names: dict[int, str]) -> dict[str, list[str]]:
     held: dict[str, list[str]] = {}
     for optimizer in list(_OPTIMIZERS):
-        found = [names[id(one)] for one in _parameters(optimizer) if id(one) in names]
+        held_by = [one for group in optimizer.param_groups for one in group["params"]]
+        found = [names[id(one)] for one in held_by if id(one) in names]
         if found:
             held.setdefault(type(optimizer).__name__, []).extend(found)
     return held
 
 
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+def _refuse_step(optimizer: Optimizer, found: Sequence[tuple[torch.Tensor, str]]) -> None:
+    kind = type(optimizer).__name__
+    raise _built_before(f"{kind}.step()", {kind: [name for _, name in found]})
 
 
-def _refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    parameters = _parameters(optimizer)
-    now = _COUNT[0], len(parameters)
-    if _SEEN.get(optimizer) == now:
-        return
-    _SEEN[optimizer] = now
-    found = [_REPLACED[one] for one in parameters if one in _REPLACED]
-    if found:
-        raise _built_before(
-            f"{type(optimizer).__name__}.step()", {type(optimizer).__name__: found})
+_REPLACED = Marked(_refuse_step)
+"""Parameters that have been replaced -> their names."""
+
+install = _REPLACED.install
 
 
 def _built_before(call: str, held: dict[str, Sequence[str]] | dict[str, list[str]]) -> ModuleError:

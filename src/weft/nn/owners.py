@@ -11,7 +11,6 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import CommunicationError, LayoutError, ShardTypeError
-from weft.tensor.modes import source_line
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.placing.owners import buckets, owners_of, way_to_owners
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -132,9 +131,8 @@ class Owners:
         if mesh.here is None:
             return [[wrap(one._local.clone(), _meta(one)) for one in some] for some in lists[:num]]
         owners = [self.ranks[at] for at in places]
-        me = mesh.comm(tuple(range(mesh.ndim))).index
-        with traffic.label("at_owners", source_line() if traffic.STATE.on else "",
-                           "whole at their owners"):
+        me = mesh.everyone().index
+        with traffic.label("at_owners", "whole at their owners"):
             given = [[one.redistribute(one.sharding.without_partial()) for one in some]
                      for some in lists]
             whole = _gathered(mesh, given, owners)
@@ -210,7 +208,7 @@ def _checked(made: tuple[Any, ...], like: Sequence[Tensor]) -> tuple[Tensor, ...
 
 def _agree(mesh: BoundMesh, me: int, error: Exception | None) -> None:
     """Raise on all ranks if `fn` has raised on one."""
-    comm = mesh.comm(tuple(range(mesh.ndim)))
+    comm = mesh.everyone()
     mine = torch.tensor([error is not None], dtype=torch.int64, device=mesh.device)
     failed = comm.all_gather(mine, [1] * comm.size).tolist()
     if error is not None:

@@ -19,7 +19,7 @@ from weft.core import Layout, Mesh, Placement
 from weft.core.arguments import Placements
 from weft.errors import LayoutError, ModuleError, WeftError
 from weft.tensor import ShardTensor
-from weft.tensor.meta import NONE, Meta, bounded_put
+from weft.tensor.meta import NONE, Meta, kept
 from weft.tensor.placing.layouts import as_layout, as_sharded
 from weft.tensor.placing.operands import NamedCaller, move_operand
 from weft.tensor.placing.transitions import transition_between
@@ -30,9 +30,6 @@ __all__ = [
     "BringHook", "Brought", "Cut", "InputFn", "OutputFn", "PinHook", "PrepareModuleInput",
     "PrepareModuleOutput", "has_hook",
 ]
-
-MAX_KNOWN = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -178,18 +175,18 @@ def _laid(value: Any, spec: Any, mesh: Any, where: str) -> Any:
         return value
     bound = as_bound_mesh(mesh)
     tensor = as_sharded(value, bound)
-    meta = tensor._meta
-    known = bound.cache.setdefault("pins", {})
-    key = (meta, spec if not isinstance(spec, list) else tuple(spec))
-    layout = known.get(key)
-    if layout is None:
-        try:
-            layout = spec.of(tensor.sharding) if isinstance(spec, Cut) else as_layout(
-                bound, tensor.shape, spec, "distribute_module(activations)")
-        except WeftError as error:
-            error.add_note(f"  in distribute_module, for the {where}")
-            raise
-        bounded_put(known, key, layout, MAX_KNOWN)
+
+    def find() -> Layout:
+        if isinstance(spec, Cut):
+            return spec.of(tensor.sharding)
+        return as_layout(bound, tensor.shape, spec, "distribute_module(activations)")
+
+    key = (tensor._meta, spec if not isinstance(spec, list) else tuple(spec))
+    try:
+        layout = kept(bound.cache.setdefault("pins", {}), key, find)
+    except WeftError as error:
+        error.add_note(f"  in distribute_module, for the {where}")
+        raise
     return tensor if layout == tensor.sharding else tensor.redistribute(bound, layout)
 
 
@@ -253,11 +250,10 @@ class BringHook(_Hook):
             return None
         tensor: ShardTensor = inputs[0]
         meta = tensor._meta
-        known = meta.mesh.cache.setdefault("brought", {})
-        found = known.get((meta, self.brought), self)
-        if found is self:  # not asked yet
-            found = self.brought.move(meta) if meta.mesh.abstract == self.mesh else None
-            bounded_put(known, (meta, self.brought), found, MAX_KNOWN)
+        found = None
+        if meta.mesh.abstract == self.mesh:
+            known = meta.mesh.cache.setdefault("brought", {})
+            found = kept(known, (meta, self.brought), lambda: self.brought.move(meta))
         if found is None or not self._has_shards(module.weight):
             return None
         became, move = found

@@ -17,7 +17,6 @@ from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner.moving import Move, moving
 from weft.tensor import ShardTensor
-from weft.tensor.modes import source_line
 from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.layouts import as_layout, local_to_sharded
 from weft.tensor.placing.operands import as_value
@@ -98,9 +97,7 @@ def _moved(
         ], bucket_nbytes)
         xs = [local_data(tensor) for tensor, _, _ in tensors]
         comm = meshes[0].world.across(*meshes)
-        with torch.no_grad(), traffic.label(
-            "reshard", source_line() if traffic.STATE.on else "", "asked for"
-        ):
+        with torch.no_grad(), traffic.label("reshard", "asked for"):
             locals_ = move_all(
                 plan, xs, comm, meshes[0].rank, lambda number: _made(*tensors[number]))
     return [

@@ -59,7 +59,7 @@ def associative_scan(
     if mesh.here is None:
         out: Sequence[Tensor] = [one.clone() for one in laid]
     else:
-        with traffic.label("associative_scan", modes.source_line(), _REASON):
+        with traffic.label("associative_scan", _REASON):
             out = _Scan(combine_fn, spec, laid, reverse).run()
     return tree_unflatten([torch.movedim(one, 0, dim) for one in out], spec)
 

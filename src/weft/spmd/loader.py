@@ -256,7 +256,7 @@ def _check_order(indices: list[Any], mesh: BoundMesh) -> None:
     if mesh.here is None:
         return
     mine = zlib.crc32(repr(indices).encode())
-    seen = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    seen = mesh.everyone().exchange(mine)
     if len(set(seen)) > 1:
         raise LayoutError(
             "ShardedLoader", f"the ranks draw {len(set(seen))} different first batches",
@@ -271,7 +271,7 @@ def _check_alike(batch: Any, mesh: BoundMesh) -> None:
     if mesh.here is None:
         return
     mine = [(tuple(x.shape[1:]), str(x.dtype)) for x in leaves(batch, torch.Tensor)]
-    seen = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    seen = mesh.everyone().exchange(mine)
     if any(one != seen[0] for one in seen):
         raise LayoutError(
             "ShardedLoader", "samples have other shapes or dtypes on other ranks",

@@ -34,7 +34,7 @@ from weft.transport.transition import Transition
 
 __all__ = [
     "Backward", "Found", "Use", "accumulate", "arrive", "completed", "has_hooks", "of_leaves",
-    "running",
+    "running", "taken",
 ]
 
 _engine: Any = Variable._execution_engine
@@ -196,14 +196,7 @@ class Backward:
         Returns the uses that have a gradient, and the reduced gradients.
         """
         riders, self.riders = self.riders, []
-        grads: list[Any] = []
-        uses: list[Use] = []
-        for _, use, seen in arrived:
-            grad = seen.grad
-            if grad is not None:
-                uses.append(use)
-                grads.append(use.to_reduce(grad))
-                seen.grad = None
+        uses, grads = taken(arrived)
         moves = [use.transition.reverse for use in uses]
         if riders:
             moves += [rider.transition for rider in riders]
@@ -212,6 +205,18 @@ class Backward:
         for rider, total in zip(riders, totals[len(uses):]):
             rider.take(total)
         return uses, [use.reduced(total) for use, total in zip(uses, totals)]
+
+
+def taken(arrived: Iterable[tuple[int, Use, Tensor]]) -> tuple[list[Use], list[Any]]:
+    """Those of these uses that have a gradient, and the gradients, which their stand-ins lose."""
+    uses, grads = [], []
+    for _, use, seen in arrived:
+        grad = seen.grad
+        if grad is not None:
+            uses.append(use)
+            grads.append(use.to_reduce(grad))
+            seen.grad = None
+    return uses, grads
 
 
 def running() -> Backward:

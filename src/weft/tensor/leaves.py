@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-__all__ = ["LEAVES", "Leaf", "before", "replace_leaf", "track_leaf"]
+__all__ = ["LEAVES", "Leaf", "before", "replace_leaf", "take_hooks", "track_leaf"]
 
 
 class Leaf:
@@ -47,6 +47,13 @@ def track_leaf(local: Tensor) -> Tensor:
 def replace_leaf(old: Tensor, new: Tensor) -> None:
     """Replace a tensor's leaf; the old one still represents the tensor in existing graphs."""
     LEAVES[new].before = TensorWeakRef(old)
+
+
+def take_hooks(old: Any, new: Any) -> None:
+    """Give the hooks of a leaf to the one that takes its place; their handles still remove them."""
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        setattr(new, name, getattr(old, name))
+        setattr(old, name, None)
 
 
 def before(local: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Properties and methods of a ShardTensor: from its meta, and from its value.
+"""Properties and methods of a ShardTensor: from its meta, in other layouts, and from its value.
 
 They are properties and methods on the class because reading an attribute through
 `__torch_function__` costs 2.4 us. `hooks` has the functions that they call and cannot import.
@@ -7,16 +7,18 @@ They are properties and methods on the class because reading an attribute throug
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
+from weft.core.arguments import MeshLike, Placements
+from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import ShardTypeError
 from weft.tensor.meta import Meta
 
-__all__ = ["AsValue", "FromMeta", "Hooks", "hooks"]
+__all__ = ["AsValue", "FromMeta", "Hooks", "InLayouts", "hooks"]
 
 _Tensor: Any = torch.Tensor
 _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
@@ -126,6 +128,85 @@ class FromMeta:
     @property
     def _version(self) -> int:
         return self._local._version
+
+
+class InLayouts:
+    """The tensor in other layouts, whole, and as local tensors."""
+
+    __slots__ = ()
+
+    @also_called(ADVICE, "ShardTensor.redistribute", mesh="device_mesh", **PLACEMENTS)
+    def redistribute(
+        self, device_mesh: MeshLike | Placements | None = None,
+        placements: Placements | None = None, *, async_op: bool = False,
+        forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
+        grad_placements: Placements | None = None,
+    ) -> Self:
+        """The same tensor in another layout; differentiable.
+
+        Args:
+            device_mesh: the target mesh, also accepted as `mesh=`; None is this tensor's own. With
+                another mesh, the ranks of both meshes call it. A rank outside the mesh of a tensor
+                has an empty local part.
+            placements: placements, P or Layout; None replicates on a given mesh. On this tensor's
+                own mesh they may stand first: `x.redistribute(P("tp"))`.
+            async_op: start to communicate and return; the first use of the result waits. Until
+                then this tensor must not be written to (the use would raise UnsupportedOpError).
+                The backward does not change.
+            forward_dtype: the dtype of the result, to which the blocks are cast before they travel
+                (partial values before they are reduced).
+            backward_dtype: the dtype to which gradients are cast before they travel back; None is
+                this tensor's dtype, in which they arrive in any case.
+            grad_placements: the placements of the result's gradient: sharded as the result; where
+                that is replicated, Replicate() (the default) or Partial(). A partial gradient is
+                reduced only when it is moved back. So for a sharded weight
+                `w.redistribute(P(), grad_placements=[Partial()])` is an all-gather whose gradient
+                is reduce-scattered.
+
+        Raises:
+            PlacementError: other placements of the gradient.
+            LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
+                where a gradient is wanted of partial products, maxima or minima.
+        """
+        return hooks.redistribute.redistribute(
+            self, device_mesh, placements, async_op, forward_dtype, backward_dtype,
+            grad_placements)
+
+    def to_local(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
+        """This rank's block, a plain tensor; gradients flow back, where autograd records.
+
+        Args:
+            grad_placements: the placements of the gradients of the local tensors, one per mesh
+                axis. Default: sharded as the tensor is; replicated over partial axes, and where the
+                tensor is replicated. Pass Partial() when ranks use the replicas differently,
+                Partial("avg") when the gradient is the mean over them, and so on.
+
+        Raises:
+            PlacementError: gradients that are not sharded as the tensor is.
+        """
+        return hooks.redistribute.to_local(self, grad_placements)
+
+    @also_called(None, "ShardTensor.to_dtensor", device_mesh="mesh")
+    def to_dtensor(self, mesh: MeshLike | None = None) -> Any:
+        """See `weft.to_dtensor`."""
+        return hooks.to_dtensor(self, mesh)
+
+    def full_tensor(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
+        """The whole tensor as a plain tensor on every rank; a collective unless replicated.
+
+        Args:
+            grad_placements: the placements of the gradient; replicated by default.
+        """
+        return hooks.redistribute.full_tensor(self, grad_placements)
+
+    def offsets(self, mesh_dim: Any = None) -> Any:
+        """Where this rank's shard begins, in elements, per mesh axis; None outside the mesh.
+
+        Args:
+            mesh_dim: one axis, by name or number; by default all of them, as a tuple. An axis
+                that shards no dim gives 0. Offsets per tensor dim: `x.sharding.box(rank)`.
+        """
+        return hooks.redistribute.offsets(self, mesh_dim)
 
 
 class AsValue:

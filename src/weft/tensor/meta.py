@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.tensor.counts import METAS
+from weft.tensor.counts import METAS, Hits
 from weft.transport.order import (
     Gaps,
     Order,
@@ -28,13 +29,15 @@ from weft.transport.order import (
 
 __all__ = [
     "NONE", "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
-    "forget_recipes", "intern", "is_dense", "keep_recipe", "replicated_meta",
+    "forget_recipes", "intern", "is_dense", "keep_recipe", "kept", "replicated_meta",
 ]
 
 MAX_METAS = 4096
 MAX_RECIPES = 512
 MAX_RECIPES_OF_MESH = 32768
-MAX_FORMS = 4096
+MAX_KEPT = 4096
+
+T = TypeVar("T")
 
 NONE: frozenset[int] = frozenset()
 """No axes."""
@@ -239,12 +242,7 @@ def _form(meta: Meta) -> Form | None:
         layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), meta.dtype,
         meta.requires_grad, meta.alias, order, gaps, meta.device, meta.varying,
     )
-    table: dict[Any, Form] = meta.mesh.cache.setdefault("forms", {})
-    form = table.get(key)
-    if form is None:
-        form = Form(gaps)
-        bounded_put(table, key, form, MAX_FORMS)
-    return form
+    return kept(meta.mesh.cache.setdefault("forms", {}), key, lambda: Form(gaps))
 
 
 def replicated_meta(mesh: BoundMesh, tensor: torch.Tensor) -> Meta:
@@ -266,6 +264,23 @@ def bounded_put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> None
     """Put into a dict that forgets its older half when it is full (same program, same choice)."""
     _make_room(table, limit)
     table[key] = value
+
+
+_ABSENT: Any = object()
+
+
+def kept(
+    table: dict[Any, Any], key: Any, make: Callable[[], T], limit: int = MAX_KEPT,
+    counts: Hits | None = None,
+) -> T:
+    """The value of a key in a bounded table, made where it is not there yet; None is a value."""
+    found = table.get(key, _ABSENT)
+    if counts is not None:
+        (counts.misses if found is _ABSENT else counts.hits).step()
+    if found is _ABSENT:
+        found = make()
+        bounded_put(table, key, found, limit)
+    return found
 
 
 def _make_room(table: dict[Any, Any], limit: int) -> None:

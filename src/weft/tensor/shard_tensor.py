@@ -5,8 +5,8 @@ their own autograd graph, so backward is torch's own C++ graph. The wrapper itse
 no graph; `requires_grad`, `grad`, `grad_fn` are read from the local tensor.
 
 A cached call is one loop over the arguments (key and local tensors at once), one dict look-up, the
-torch function, one wrapper. `members` has the properties of the class, `operators` the methods that
-torch code calls most.
+torch function, one wrapper. `members` has properties and methods of the class, `operators` the
+methods that torch code calls most.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.core.arguments import MeshLike, Placements
 from weft.core.counterparts import attribute_elsewhere
-from weft.core.names import ADVICE, PLACEMENTS, also_called
+from weft.core.names import PLACEMENTS, also_called
 from weft.errors import message
 from weft.tensor.below_autograd import refused_below_autograd
 from weft.tensor.counts import CALLS
 from weft.tensor.leaves import track_leaf
-from weft.tensor.members import AsValue, FromMeta, hooks
+from weft.tensor.members import AsValue, FromMeta, InLayouts, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes
 from weft.tensor.module_name import ServedByTorch
@@ -55,7 +55,7 @@ _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Siz
                      torch.memory_format, type(Ellipsis)))
 
 
-class ShardTensor(FromMeta, AsValue, _Base):
+class ShardTensor(FromMeta, InLayouts, AsValue, _Base):
     """One global tensor whose blocks are on the ranks of a mesh.
 
     To make one, use `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
@@ -274,7 +274,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
     def data(self, value: torch.Tensor) -> None:
         hooks.construct.set_data(self, value)
 
-    # Between layouts, and to and from local tensors.
+    # From local tensors.
 
     @staticmethod
     @also_called(mesh="device_mesh", global_shape="shape", **PLACEMENTS)
@@ -324,84 +324,11 @@ class ShardTensor(FromMeta, AsValue, _Base):
             grad_placements=grad_placements,
         )
 
-    @also_called(ADVICE, mesh="device_mesh", **PLACEMENTS)
-    def redistribute(
-        self, device_mesh: MeshLike | Placements | None = None,
-        placements: Placements | None = None, *, async_op: bool = False,
-        forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
-        grad_placements: Placements | None = None,
-    ) -> ShardTensor:
-        """The same tensor in another layout; differentiable.
-
-        Args:
-            device_mesh: the target mesh, also accepted as `mesh=`; None is this tensor's own. With
-                another mesh, the ranks of both meshes call it. A rank outside the mesh of a tensor
-                has an empty local part.
-            placements: placements, P or Layout; None replicates on a given mesh. On this tensor's
-                own mesh they may stand first: `x.redistribute(P("tp"))`.
-            async_op: start to communicate and return; the first use of the result waits. Until
-                then this tensor must not be written to (the use would raise UnsupportedOpError).
-                The backward does not change.
-            forward_dtype: the dtype of the result, to which the blocks are cast before they travel
-                (partial values before they are reduced).
-            backward_dtype: the dtype to which gradients are cast before they travel back; None is
-                this tensor's dtype, in which they arrive in any case.
-            grad_placements: the placements of the result's gradient: sharded as the result; where
-                that is replicated, Replicate() (the default) or Partial(). A partial gradient is
-                reduced only when it is moved back. So for a sharded weight
-                `w.redistribute(P(), grad_placements=[Partial()])` is an all-gather whose gradient
-                is reduce-scattered.
-
-        Raises:
-            PlacementError: other placements of the gradient.
-            LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
-                where a gradient is wanted of partial products, maxima or minima.
-        """
-        return hooks.redistribute.redistribute(
-            self, device_mesh, placements, async_op, forward_dtype, backward_dtype,
-            grad_placements)
-
-    def to_local(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
-        """This rank's block, a plain tensor; gradients flow back, where autograd records.
-
-        Args:
-            grad_placements: the placements of the gradients of the local tensors, one per mesh
-                axis. Default: sharded as the tensor is; replicated over partial axes, and where the
-                tensor is replicated. Pass Partial() when ranks use the replicas differently,
-                Partial("avg") when the gradient is the mean over them, and so on.
-
-        Raises:
-            PlacementError: gradients that are not sharded as the tensor is.
-        """
-        return hooks.redistribute.to_local(self, grad_placements)
-
     @staticmethod
     @also_called(device_mesh="mesh")
     def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
         """See `weft.from_dtensor`."""
         return hooks.from_dtensor(dtensor, mesh)
-
-    @also_called(device_mesh="mesh")
-    def to_dtensor(self, mesh: MeshLike | None = None) -> Any:
-        """See `weft.to_dtensor`."""
-        return hooks.to_dtensor(self, mesh)
-
-    def full_tensor(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
-        """The whole tensor as a plain tensor on every rank; a collective unless replicated.
-
-        Args:
-            grad_placements: the placements of the gradient; replicated by default.
-        """
-        return hooks.redistribute.full_tensor(self, grad_placements)
-
-    def offsets(self, mesh_dim: Any = None) -> Any:
-        """Where this rank's shard begins, in elements, per mesh axis; None outside the mesh.
-
-        Args:
-            mesh_dim: one axis, by name or number; by default all of them, as a tuple. An axis
-                that shards no dim gives 0. Offsets per tensor dim: `x.sharding.box(rank)`.
-        """
-        return hooks.redistribute.offsets(self, mesh_dim)
 
     # Autograd, values and the rest live in files of their own.
 
@@ -412,7 +339,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
         """As torch's: of a one-element tensor in any layout, or with `gradient=`."""
         if _num_modes():
             return _Tensor.backward(self, gradient, retain_graph, create_graph, inputs)
-        hooks.autograd.backward(self, gradient, retain_graph, create_graph, inputs)
+        hooks.autograd.backward_all([self], [gradient], retain_graph, create_graph, inputs)
 
     def detach(self) -> ShardTensor:
         if _num_modes():

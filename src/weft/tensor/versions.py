@@ -16,7 +16,10 @@ from torch import Tensor
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
 
-__all__ = ["with_own_version", "detached_data", "share_version", "version_of", "write_counted"]
+__all__ = [
+    "counted_version", "detached_data", "share_version", "version_of", "with_own_version",
+    "write_counted",
+]
 
 
 class _Taken:
@@ -31,6 +34,11 @@ def version_of(local: Tensor) -> int:
         for counter, before in getattr(local.untyped_storage(), "_weft_counters", ()):
             version += counter._version - before
     return version
+
+
+def counted_version(local: Tensor) -> int | None:
+    """The version; None of tensors of inference mode, which count no writes."""
+    return None if local.is_inference() else local._version
 
 
 def detached_data(local: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ final place is never copied either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from weft.core.layout import Box
 from weft.planner.geometry import volume
 
-__all__ = ["Move", "flat", "pack", "part", "shape_of", "slices", "stretch", "unpack", "within"]
+__all__ = [
+    "Move", "flat", "joined", "pack", "part", "shape_of", "slices", "stretch", "unpack", "within",
+]
 
 Move = Callable[[Tensor], Tensor]
 
@@ -86,12 +89,12 @@ def pack(boxes: Sequence[Box], held: Box) -> Move:
     shapes = [shape_of(box) for box in boxes]
     if len({shape[1:] for shape in shapes}) == 1 and shapes[0]:
         # Stacked in dim 0 they are contiguous: each element is copied once.
-        def joined(x: Tensor) -> Tensor:
+        def together(x: Tensor) -> Tensor:
             return torch.cat([cut(x) for cut in parts]).reshape(-1)
     else:
         sizes = [volume(box) for box in boxes]
 
-        def joined(x: Tensor) -> Tensor:
+        def together(x: Tensor) -> Tensor:
             out = x.new_empty(sum(sizes))
             for place, shape, cut in zip(out.split(sizes), shapes, parts):
                 place.view(shape).copy_(cut(x))
@@ -100,50 +103,55 @@ def pack(boxes: Sequence[Box], held: Box) -> Move:
     if where is None:
         if len(parts) == 1:
             return lambda x: parts[0](x).contiguous().view(-1)
-        return joined
+        return together
     start, stop = where
-    return lambda x: x.view(-1)[start:stop] if x.is_contiguous() else joined(x)
+    return lambda x: x.view(-1)[start:stop] if x.is_contiguous() else together(x)
 
 
 def unpack(
-    boxes: Sequence[Box], wanted: Box, own: Box | None,
-    filled: Callable[[Tensor], None] | None = None,
+    boxes: Sequence[Box], wanted: Box, own: Box | None
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """The local tensor, from what arrived (the boxes, one after the other) and what stayed.
-
-    `filled` fills the places that neither has.
-    """
+    """The local tensor, from what arrived (the boxes, one after the other) and what stayed."""
     shape = shape_of(wanted)
-    if own is None and filled is None and stretch(boxes, wanted) == (0, volume(wanted)):
+    if own is None and stretch(boxes, wanted) == (0, volume(wanted)):
         return lambda got, kept: got.view(shape)
     sizes = [volume(box) for box in boxes]
     shapes = [shape_of(box) for box in boxes]
-    all_boxes = [*boxes, own] if own else boxes
-    places = [within(box, wanted) for box in all_boxes]
+    join = joined([*boxes, own] if own else boxes, wanted)
 
-    def pieces(got: Tensor, kept: Tensor | None) -> list[Tensor]:
-        out = [piece.view(size) for piece, size in zip(got.split(sizes), shapes)]
-        return out if kept is None else [*out, kept]
+    def run(got: Tensor, kept: Tensor | None) -> Tensor:
+        found = [piece.view(size) for piece, size in zip(got.split(sizes), shapes)]
+        return join(found if kept is None else [*found, kept], got)
 
+    return run
+
+
+def joined(
+    boxes: Sequence[Box], wanted: Box, others: Sequence[Move] = (), fill: float = 0.0
+) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+    """What makes one tensor of pieces with these boxes, `like` another; its `others` are filled."""
+    shape = shape_of(wanted)
+    places = [within(box, wanted) for box in boxes]
     varying = [dim for dim in range(len(shape)) if len({place[dim].start for place in places}) > 1]
-    if len(varying) == 1 and filled is None:
+    if len(varying) == 1 and not others:
         (dim,) = varying
-        order = sorted(range(len(places)), key=lambda i: places[i][dim].start)
+        order = sorted(range(len(places)), key=lambda at: places[at][dim].start)
+        return lambda pieces, like: torch.cat([pieces[at] for at in order], dim)
+    parts = [part(box, wanted) for box in boxes]
 
-        def join(got: Tensor, kept: Tensor | None) -> Tensor:
-            found = pieces(got, kept)
-            return torch.cat([found[i] for i in order], dim)
-
-        return join
-
-    parts = [part(box, wanted) for box in all_boxes]
-
-    def fill(got: Tensor, kept: Tensor | None) -> Tensor:
-        out = got.new_empty(shape)
-        if filled is not None:
-            filled(out)
-        for cut, piece in zip(parts, pieces(got, kept)):
+    def run(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
+        out = like.new_empty(shape)
+        for cut in others:
+            cut(out).fill_(_as_value(fill, out))
+        for cut, piece in zip(parts, pieces):
             cut(out).copy_(piece)
         return out
 
+    return run
+
+
+def _as_value(fill: float, like: Tensor) -> float:
+    """Infinite values are the extremes of integers."""
+    if math.isinf(fill) and not like.is_floating_point():
+        return torch.iinfo(like.dtype).min if fill < 0 else torch.iinfo(like.dtype).max
     return fill

@@ -96,18 +96,6 @@ class CompiledPlan:
 
         return finished
 
-    def run_as(self, text: str, layouts: str, x: Tensor) -> Tensor:
-        """`run`, reported to the traffic log and to the debug mode of collectives."""
-        self.report(text, x.element_size())
-        with traffic.moving(layouts if layouts == text else f"{text}: {layouts}"):
-            return self.run(x)
-
-    def start_as(self, text: str, layouts: str, x: Tensor) -> Finish:
-        """`start`, reported likewise."""
-        self.report(text, x.element_size())
-        with traffic.moving(f"{text}: {layouts}"):
-            return self.start(x)
-
     def report(self, text: str, itemsize: int) -> None:
         """Report to the traffic log what a run of the transition `text` moves."""
         for it in self.collectives:

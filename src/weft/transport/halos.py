@@ -2,14 +2,13 @@
 
 Who sends what to whom is in the step (`Fetch`, `Fold`), and is carried out here. Where dims are
 rings, a piece may stand at several places of a box, and a rank may be its own neighbour on both
-sides. What is fetched of other dims moves as boxes do between layouts (`steps`).
+sides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ from weft.comm import BoundMesh, Communicator
 from weft.core.layout import Box
 from weft.planner import Fetch, Fold, is_local, step_nbytes
 from weft.planner.geometry import Coordinate, volume
-from weft.transport.boxes import Move, part, shape_of
+from weft.transport.boxes import Move, joined, pack, part, shape_of
 
-__all__ = ["DENSE", "filling", "group_of", "halo_exchange", "limit", "outside", "weight"]
+__all__ = ["DENSE", "halo_exchange", "limit"]
 
 DENSE = 128
 """An all-to-all starts sending to all others at once, and copies no more than messages do.
@@ -28,23 +27,14 @@ If most ranks have something for each other, messages pay off only from this man
 """
 
 
-def group_of(
-    step: Fetch | Fold, at: Coordinate, mesh: BoundMesh
-) -> tuple[Communicator, dict[Coordinate, int]]:
-    """The communicator of a step, and the places of ranks in it; of itself alone where nothing is
-    sent."""
-    axes = () if is_local(step) else step.axes
-    return mesh.comm(axes), {peer: at for at, peer in enumerate(mesh.along(axes, at))}
-
-
-def weight(step: Fetch | Fold, comm: Communicator) -> int:
+def _weight(step: Fetch | Fold, comm: Communicator) -> int:
     """The weight of an exchange: a halo comes from the shards on both sides in each dim that is
     read."""
     pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
     return DENSE if 2 * pieces > comm.size else 0
 
 
-def outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
+def _outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
     """The boxes, apart, that `wanted` has around `inside`."""
     if not volume(inside):
         return (wanted,) if volume(wanted) else ()
@@ -54,18 +44,6 @@ def outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
             if interval[0] < interval[1]:
                 found.append((*inside[:dim], interval, *wanted[dim + 1 :]))
     return tuple(found)
-
-
-def filling(parts: Sequence[Move], fill: float) -> Callable[[Tensor], None]:
-    """What fills parts of a new tensor."""
-    def filled(out: Tensor) -> None:
-        value: Any = fill
-        if math.isinf(fill) and not out.is_floating_point():
-            value = torch.iinfo(out.dtype).min if fill < 0 else torch.iinfo(out.dtype).max
-        for cut in parts:
-            cut(out).fill_(value)
-
-    return filled
 
 
 def limit(comm: Communicator, weight: int) -> float:
@@ -78,36 +56,36 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
     """Parts of boxes come from their owners, or go to them. Owners add what they hold, and then
     what arrives, in the order of the group. A rank sends one buffer to each rank that needs
     something from it."""
-    comm, place = group_of(step, at, mesh)
+    axes = () if is_local(step) else step.axes
+    comm = mesh.comm(axes)
+    place = {peer: number for number, peer in enumerate(mesh.along(axes, at))}
     adds = isinstance(step, Fold)
     boxes, owners = (step.src, step.dst) if adds else (step.dst, step.src)
     box, own = step.cover.box_at(boxes, at), owners.box_at(at)
     lengths = {dim: boxes.shape[dim] for dim in step.cover.rings}
 
-    def cuts(blocks: Sequence[tuple[Coordinate, Box]], of_box: bool) -> dict[int, list[Any]]:
-        """Per rank, the shapes of pieces of the box or of what this rank owns, and their places."""
-        found: dict[int, list[Any]] = {}
+    def by_rank(blocks: Sequence[tuple[Coordinate, Box]], of_box: bool) -> list[list[Box]]:
+        """Pieces, with their places in the box or in what this rank owns."""
+        found: list[list[Box]] = [[] for _ in range(comm.size)]
         for peer, piece in blocks:
             if volume(piece):
-                where = piece if of_box else _home(piece, lengths)
-                cut = part(where, box if of_box else own)
-                found.setdefault(place[peer], []).append((shape_of(where), cut))
-        return dict(sorted(found.items()))
+                found[place[peer]].append(piece if of_box else _home(piece, lengths))
+        return found
 
-    sends, receives = cuts(step.sends(at), adds), cuts(step.receives(at), not adds)
-    kept = [*zip(sends.pop(comm.index, ()), receives.pop(comm.index, ()))]
-    send, recv = [
-        [sum(math.prod(size) for size, _ in its.get(to, ())) for to in range(comm.size)]
-        for its in (sends, receives)
-    ]
-    given, taken = [[piece for some in its.values() for piece in some] for its in (sends, receives)]
-    sizes = [math.prod(size) for size, _ in taken]
+    held, wanted = (box, own) if adds else (own, box)
+    sends, receives = by_rank(step.sends(at), adds), by_rank(step.receives(at), not adds)
+    kept, sends[comm.index] = [part(one, held) for one in sends[comm.index]], []
+    stays, receives[comm.index] = receives[comm.index], []
+    taken = [one for some in receives for one in some]
+    sizes, shapes = [*map(volume, taken)], [*map(shape_of, taken)]
+    send, recv = ([sum(map(volume, some)) for some in its] for its in (sends, receives))
+    packed = pack([one for some in sends for one in some], held)
     mean = step_nbytes(step, 1) / step.src.mesh.size()
-    least = limit(comm, weight(step, comm))
+    least = limit(comm, _weight(step, comm))
 
     def brought(x: Tensor) -> Sequence[Tensor]:
         """The pieces that others have, by rank."""
-        flat = torch.cat([cut(x).reshape(-1) for _, cut in given]) if given else x.new_empty(0)
+        flat = packed(x)
         if mean * x.element_size() < least:
             return comm.all_to_all(flat, send, recv).split(sizes)
         got = x.new_empty(sum(recv))
@@ -118,23 +96,31 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
         comm.swap(sent, arriving, x.dtype)()
         return got.split(sizes)
 
-    shape = shape_of(own if adds else box)
-    beyond = () if adds else outside(box, step.cover.inside_at(boxes, at))
-    filled = filling([part(one, box) for one in beyond], step.cover.fill)
-    is_whole = adds and [size for _, (size, _) in kept] == [shape]
+    if adds:
+        join = _summed([*stays, *taken], wanted)
+    else:
+        beyond = [part(one, box) for one in _outside(box, step.cover.inside_at(boxes, at))]
+        join = joined([*stays, *taken], wanted, beyond, step.cover.fill)
 
     def run(x: Tensor) -> Tensor:
-        got = brought(x)
+        got = [piece.view(shape) for piece, shape in zip(brought(x), shapes)]
+        return join([*(cut(x) for cut in kept), *got], x)
+
+    return run
+
+
+def _summed(boxes: Sequence[Box], wanted: Box) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+    """What adds up pieces with these boxes, in order; the first may be the whole."""
+    shape, parts = shape_of(wanted), [part(one, wanted) for one in boxes]
+    is_whole = bool(boxes) and boxes[0] == wanted
+
+    def run(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
         if is_whole:
-            _, held = kept[0][0]
-            out = held(x).clone(memory_format=torch.contiguous_format)
+            out = pieces[0].clone(memory_format=torch.contiguous_format)
         else:
-            out = x.new_zeros(shape) if adds else x.new_empty(shape)
-            filled(out)
-            for (_, held), (_, cut) in kept:
-                (cut(out).add_ if adds else cut(out).copy_)(held(x))
-        for (size, cut), piece in zip(taken, got):
-            (cut(out).add_ if adds else cut(out).copy_)(piece.view(size))
+            out = like.new_zeros(shape)
+        for cut, piece in [*zip(parts, pieces)][is_whole:]:
+            cut(out).add_(piece)
         return out
 
     return run

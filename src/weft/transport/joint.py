@@ -8,7 +8,7 @@ and are reduced as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
-from weft.comm import Communicator
+from weft.comm import Communicator, joined, parts
 from weft.transport.nodes import REDUCTIONS, dense, transforms
 from weft.transport.traffic import STATE, Note, moving, note, resume
 from weft.transport.transition import Transition
@@ -28,7 +28,7 @@ class Noted(Protocol):
     """The call that a transition serves, for the log."""
 
     @property
-    def note(self) -> Note: ...
+    def note(self) -> Note | None: ...
 
     @property
     def reason(self) -> str: ...
@@ -69,8 +69,7 @@ def run_together(
     for place, (transition, x) in enumerate(zip(transitions, xs)):
         if x is None:
             continue
-        told = noted[place] if noted and STATE.on else None
-        with nullcontext() if told is None else resume(told.note, told.reason):
+        with _resumed(noted, place):
             if transition.reduction is None or x.requires_grad:
                 out[place] = transition(x)
                 continue
@@ -98,7 +97,7 @@ def start_together(
     joint: dict[tuple[Communicator, str, torch.dtype], list[int]] = {}
     with _DisableAutocast(), torch.no_grad():
         for place, (transition, x) in enumerate(zip(transitions, xs)):
-            with resume(noted[place].note, noted[place].reason) if STATE.on else nullcontext():
+            with _resumed(noted, place):
                 if transition.reduction is None:
                     out[place] = transition(x)
                     continue
@@ -107,16 +106,16 @@ def start_together(
             joint.setdefault((*transition.reduction, x.dtype), []).append(place)
         under_way = []
         for (comm, kind, _), places in joint.items():
-            flat = torch.cat([xs[place].reshape(-1) for place in places])
+            flat = joined([xs[place] for place in places])
             with _told(transitions, noted, places) if STATE.on else nullcontext():
-                under_way.append((places, comm.start_all_reduce(flat, kind, own=True)))
+                under_way.append((places, comm.start_all_reduce(flat, kind, len(places) > 1)))
 
     def finished() -> list[Tensor]:
         for places, finish in under_way:
-            parts = finish().split([xs[place].numel() for place in places])
-            for place, part in zip(places, parts):
+            like = [xs[place] for place in places]
+            for place, x, part in zip(places, like, parts(finish(), like)):
                 # A copy: as a part it would keep the buffer, in a memory order of no parameter.
-                out[place] = torch.empty_like(xs[place]).copy_(part.view(xs[place].shape))
+                out[place] = torch.empty_like(x).copy_(part)
         return out
 
     return finished
@@ -129,10 +128,15 @@ def _told(
     """In debug mode, a joint collective counts for the first of its calls and for all
     transitions."""
     texts = [f"{one.text}: {one.src} -> {one.dst}" for one in map(transitions.__getitem__, places)]
-    first = noted[places[0]] if noted else None
-    told = nullcontext() if first is None else resume(first.note, first.reason)
-    with told, moving("; ".join(texts)):
+    with _resumed(noted, places[0]), moving("; ".join(texts)):
         yield
+
+
+def _resumed(noted: Sequence[Noted], place: int) -> AbstractContextManager[None]:
+    """Moves inside are those of one call."""
+    if not (noted and STATE.on):
+        return nullcontext()
+    return resume(noted[place].note, noted[place].reason)
 
 
 class _Together(torch.autograd.Function):
@@ -141,7 +145,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, transitions: Sequence[Transition], *xs: Tensor) -> Any:
         ctx.transitions = transitions
-        ctx.note = note() if STATE.on else None
+        ctx.note = note()
         ctx.set_materialize_grads(False)
         return tuple([
             transition.as_node(x, read_only_use=True) for transition, x in zip(transitions, xs)

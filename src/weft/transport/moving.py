@@ -64,9 +64,8 @@ class _Run:
         data = torch.empty(sum(sent), dtype=dtype, device=self.comm.device)
         _each(data, send, lambda place, box, tensor: place.copy_(
             part(box, self._ends_of(tensor)[0].outer)(self.xs[tensor])))
-        if traffic.STATE.on:
-            nbytes = sum(received) * data.element_size()
-            traffic.emit("a state", tuple(map(str, self.comm.axes)), "AllToAll", nbytes)
+        nbytes = sum(received) * data.element_size()
+        traffic.emit("a state", tuple(map(str, self.comm.axes)), "AllToAll", nbytes)
         got = self.comm.all_to_all(data, sent, received)
         del data
         _each(got, recv, lambda place, box, tensor: part(

@@ -70,7 +70,7 @@ def measure_links(
     """
     bound = as_bound_mesh(mesh, "measure_links(mesh)")
     links = fit(bound.abstract, samples(bound, sizes, num_rounds), node_size)
-    found = bound.comm(tuple(range(bound.ndim))).exchange(links)[0]
+    found = bound.everyone().exchange(links)[0]
     assert isinstance(found, Links)
     return found
 
@@ -94,7 +94,7 @@ def samples(mesh: BoundMesh, sizes: Sequence[int], num_rounds: int) -> list[Samp
     _check(mesh, sizes, num_rounds)
     axes = [axis for axis, size in enumerate(mesh.axis_sizes) if size > 1]
     groups = [(axis,) for axis in axes] + ([tuple(axes)] if len(axes) > 1 else [])
-    world = mesh.comm(tuple(range(mesh.ndim)))
+    world = mesh.everyone()
     out = []
     for group in groups:
         comm = mesh.comm(group)

@@ -126,7 +126,7 @@ class _Apply(torch.autograd.Function):
         ctx: Any, x: Tensor, transition: Transition, read_only_use: bool
     ) -> Tensor:
         ctx.transition = transition
-        ctx.note = note() if STATE.on else None
+        ctx.note = note()
         ctx.set_materialize_grads(False)
         return transition.as_node(x, read_only_use)
 
@@ -151,7 +151,7 @@ class _Start(_Apply):
         ctx: Any, x: Tensor, transition: Transition, brings: list[Finish]
     ) -> Tensor:
         ctx.transition = transition
-        ctx.note = note() if STATE.on else None
+        ctx.note = note()
         ctx.set_materialize_grads(False)
         return transition._begin(x, brings)
 
@@ -168,14 +168,14 @@ class _Back(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, back: Transition) -> Tensor:  # type: ignore[override]
         ctx.back = back
-        ctx.note = note() if STATE.on else None
+        ctx.note = note()
         ctx.set_materialize_grads(False)
         return x.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
-        if grad is None or not STATE.on:
-            return None if grad is None else ctx.back(dense(grad)), None
+        if grad is None:
+            return None, None
         with resume(ctx.note, "gradients of local tensors"):
             return ctx.back(dense(grad)), None
 

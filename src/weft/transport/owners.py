@@ -56,7 +56,7 @@ class ToOwners:
     ) -> None:
         assert mesh.here is not None
         self._mesh, self._layouts, self.owners = mesh, tuple(layouts), tuple(owners)
-        self._comm = mesh.comm(tuple(range(mesh.ndim)))
+        self._comm = mesh.everyone()
         me, places = self._comm.index, _places(mesh)
         self.owned = [at for at, owner in enumerate(owners) if owner == me]
         self._mine = {at: layouts[at].box_at(mesh.here) for at in range(len(layouts))}

@@ -182,7 +182,7 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator, kind: str) -> Tensor:  # type: ignore[override]
         ctx.comm, ctx.back = comm, _BACK[kind]
-        ctx.note = note() if STATE.on else None
+        ctx.note = note()
         ctx.set_materialize_grads(False)
         with _DisableAutocast():
             return _send(x, comm, kind)
@@ -191,7 +191,5 @@ class _Collective(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
         if grad is None:
             return None, None, None
-        if not STATE.on:
-            return _run(dense(grad), ctx.comm, ctx.back), None, None
         with resume(ctx.note, "gradient of what all shards know"):
             return _run(dense(grad), ctx.comm, ctx.back), None, None

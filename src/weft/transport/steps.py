@@ -40,15 +40,7 @@ from weft.planner import (
 )
 from weft.planner.geometry import Coordinate, intersect, size_over, volume
 from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
-from weft.transport.halos import (
-    DENSE,
-    filling,
-    group_of,
-    halo_exchange,
-    limit,
-    outside,
-    weight,
-)
+from weft.transport.halos import DENSE, halo_exchange, limit
 
 __all__ = ["Start", "compile_step", "compile_transfer", "partial_kind"]
 
@@ -62,9 +54,7 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
             return _slice(held, wanted), None
         case Exchange() | AllGather():
             return _moved(step, at, mesh)
-        case Fetch():
-            return _fetched(step, at, mesh)
-        case Fold():
+        case Fetch() | Fold():
             return halo_exchange(step, at, mesh), None
         case ReduceScatter():
             return _reduce_scatter(step, at, mesh)
@@ -121,8 +111,8 @@ def _term(step: MakePartial, at: Coordinate) -> Move:
 class _Boxes:
     """What one rank of a group sends and receives: boxes by position in the group.
 
-    `held` and `wanted` are its boxes before and after; the part of `wanted` in `outside` is filled.
-    A rank of the group receives `mean` elements on average. Pieces travel by themselves from
+    `held` and `wanted` are its boxes before and after. A rank of the group receives `mean` elements
+    on average. Pieces travel by themselves from
     `weight` times the bytes on from which the communicator prefers that.
     """
 
@@ -133,8 +123,6 @@ class _Boxes:
     wanted: Box
     mean: float
     weight: int
-    outside: tuple[Box, ...] = ()
-    fill: float = 0.0
 
 
 def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
@@ -151,21 +139,6 @@ def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple
     sends = {place[peer]: box for peer, box in step.sends(at) if volume(box)}
     weight = DENSE if 2 * _num_pieces(step) > comm.size else 0
     boxes = _Boxes(comm, sends, receives, held, wanted, mean, weight)
-    return _either(_exchanged(boxes), boxes)
-
-
-def _fetched(step: Fetch, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
-    if step.cover.rings:
-        return halo_exchange(step, at, mesh), None
-    comm, place = group_of(step, at, mesh)
-    wanted, inside = step.cover.box_at(step.dst, at), step.cover.inside_at(step.dst, at)
-    boxes = _Boxes(
-        comm,
-        {place[peer]: box for peer, box in step.sends(at) if volume(box)},
-        {place[peer]: box for peer, box in step.receives(at) if volume(box)},
-        step.src.box_at(at), wanted, step_nbytes(step, 1) / step.src.mesh.size(),
-        weight(step, comm), outside(wanted, inside), step.cover.fill,
-    )
     return _either(_exchanged(boxes), boxes)
 
 
@@ -226,7 +199,7 @@ def _exchanged(boxes: _Boxes) -> Move:
     send = [volume(sent[place]) if place in sent else 0 for place in places]
     recv = [volume(got[place]) if place in got else 0 for place in places]
     packed = pack([sent[place] for place in sorted(sent)], held)
-    unpacked = unpack([got[place] for place in sorted(got)], wanted, own, _filling(boxes))
+    unpacked = unpack([got[place] for place in sorted(got)], wanted, own)
     if own is None:
         return lambda x: unpacked(comm.all_to_all(packed(x), send, recv), None)
     kept = within(own, held)
@@ -258,12 +231,8 @@ def _piecewise(boxes: _Boxes) -> Start:
     kept = boxes.receives.get(comm.index)
     own = (part(kept, wanted), part(kept, held)) if kept else None
 
-    filled = _filling(boxes)
-
     def start(x: Tensor) -> Finish:
         out = x.new_empty(shape)
-        if filled is not None:
-            filled(out)
         recv, placed = [], []
         for by, cut, in_place in receives:
             piece = cut(out)
@@ -284,13 +253,6 @@ def _piecewise(boxes: _Boxes) -> Start:
         return finish
 
     return start
-
-
-def _filling(boxes: _Boxes) -> Callable[[Tensor], None] | None:
-    """Fills the places of a new tensor that no rank sends."""
-    if not boxes.outside:
-        return None
-    return filling([part(box, boxes.wanted) for box in boxes.outside], boxes.fill)
 
 
 # Steps that reduce.

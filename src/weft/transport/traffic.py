@@ -10,11 +10,11 @@ own (as it does for accelerators).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from weft.comm import PROCESS, PROVIDER
+from weft.comm import PROCESS, PROVIDER, source_line
 from weft.core.scopes import Inside, setting
 from weft.transport.log import Event, Log
 from weft.transport.modules import current_module, following_modules
@@ -47,6 +47,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_NOTHING = nullcontext()
 
 
 @contextmanager
@@ -61,14 +62,20 @@ def record() -> Iterator[Log]:
             log.open = False
 
 
-def label(op: str, line: str = "", reason: str = "") -> AbstractContextManager[None]:
-    """Moves inside the block are listed under this op and source line."""
+def label(
+    op: str, reason: str | Callable[[], str] = "", line: str | None = None
+) -> AbstractContextManager[None]:
+    """Moves inside the block are listed under this op and source line (None: where the user is)."""
+    if not STATE.on:
+        return _NOTHING
+    reason = reason if isinstance(reason, str) else reason()
+    line = source_line() if line is None else line
     return setting(_thread, label=Label(op, line, reason, current_module()))
 
 
 def moving(transition: str) -> AbstractContextManager[None]:
     """Moves inside the block belong to this transition."""
-    return setting(_thread, transition=transition)
+    return setting(_thread, transition=transition) if STATE.on else _NOTHING
 
 
 def _asks() -> tuple[str, str, str]:
@@ -88,9 +95,9 @@ class Note:
     logs: tuple[Log, ...] = ()
 
 
-def note() -> Note:
-    """The current label and logs of this thread."""
-    return Note(_thread.label, _thread.logs)
+def note() -> Note | None:
+    """The current label and logs of this thread, where somebody may ask for them."""
+    return Note(_thread.label, _thread.logs) if STATE.on else None
 
 
 def resume(kept: Note | None, reason: str) -> AbstractContextManager[None]:
@@ -98,6 +105,8 @@ def resume(kept: Note | None, reason: str) -> AbstractContextManager[None]:
 
     A thread without logs is one of autograd's own; there the noted logs are used, if still open.
     """
+    if not STATE.on:
+        return _NOTHING
     kept = kept or Note()
     return setting(
         _thread, label=Label(kept.label.op, kept.label.line, reason, kept.label.module),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ from weft.transport.nodes import (
     transforms,
 )
 from weft.transport.order import Order, in_order
-from weft.transport.traffic import STATE
+from weft.transport.traffic import STATE, moving
 from weft.transport.unselected import unselected
 
 __all__ = ["Casts", "Transition"]
@@ -211,11 +212,8 @@ class Transition:
         assert program is not None
         refuse_transforms(x, self._call_text)
         x = x if casts is None else x.to(casts.sent)
-        with _DisableAutocast(), unselected():
-            if STATE.on:
-                finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
-            else:
-                finish = program.start(x)
+        with _DisableAutocast(), unselected(), self._told(x):
+            finish = program.start(x)
         scale, order = self.scale, self.order
 
         def finished() -> Tensor:
@@ -334,9 +332,15 @@ class Transition:
         return out if self.order is None else in_order(out, self.order)
 
     def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
-        layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
-        with unselected():
-            return program.run_as(self.text, layouts, x) if layouts else program.run(x)
+        with unselected(), self._told(x):
+            return program.run(x)
+
+    def _told(self, x: Tensor) -> AbstractContextManager[None]:
+        """Report what moves. Inside, collectives know that they belong to this transition."""
+        if STATE.on:
+            self.report(x.element_size())
+            return moving(f"{self.text}: {self.src} -> {self.dst}")
+        return nullcontext()
 
 
 # Kinds whose gradient is more than a plan between duals.

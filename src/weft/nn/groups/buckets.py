@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from weft.comm import joined, parts
 from weft.nn.groups.pack import Pack
 from weft.tensor.backward import arrive
 
 __all__ = ["Buckets"]
-
-_native: Any = torch._C._nn  # type: ignore[attr-defined]
-_Exclude: Any = torch._C._ExcludeDispatchKeyGuard
-_BELOW_AUTOGRAD: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
-_BELOW_AUTOGRAD |= torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _NBYTES = 1 << 20
 """From this size on a bucket is under way. It is memory at the peak of a backward."""
@@ -63,9 +58,7 @@ def _started(waiting: list[_Found]) -> Callable[[], None]:
     first = waiting[0][0]
     kind = first.kind
     locals_ = [local for _, mine, _ in waiting for local in mine]
-    with _Exclude(_BELOW_AUTOGRAD):  # slices of a buffer are then no views of it
-        flat = _native.flatten_dense_tensors([
-            grad.to(kind.reduce_dtype) for _, _, grads in waiting for grad in grads])
+    flat = joined([grad.to(kind.reduce_dtype) for _, _, grads in waiting for grad in grads])
     waiting.clear()
     comm = kind.mesh.comm(tuple(sorted(kind.rest)))
     nbytes = 2 * flat.nbytes * (comm.size - 1) // comm.size
@@ -73,13 +66,7 @@ def _started(waiting: list[_Found]) -> Callable[[], None]:
         finish = comm.start_all_reduce(flat, "sum", own=True)
 
     def land() -> None:
-        flat = finish()
-        with _Exclude(_BELOW_AUTOGRAD):
-            flat = flat.to(kind.dtype)
-            parts = _native.unflatten_dense_tensors(flat, locals_)
-            parts = [part.view(local.shape) if local.numel() == 0 else part
-                     for local, part in zip(locals_, parts)]
-        for local, part in zip(locals_, parts):
+        for local, part in zip(locals_, parts(finish().to(kind.dtype), locals_)):
             arrive(local, part)
 
     return land

@@ -204,13 +204,8 @@ class Group:
         self.packs = [self._pack(kind, tensors) for kind, tensors in kinds.values()]
 
     def _pack(self, kind: Kind, tensors: Sequence[ShardTensor]) -> Pack:
-        me: weakref.ref[Group] = weakref.ref(self)
-        pack = Pack(
-            kind, tensors, f"parameters of {self.path or 'the module'}",
-            _Calling(me, self.line, Line.asked), _Calling(me, self.line, Line.touch), _widened,
-            self.in_own_dtype)
-        pack.group = self
-        return pack
+        label = f"parameters of {self.path or 'the module'}"
+        return Pack(kind, tensors, label, self, self.in_own_dtype)
 
     def widen(self, pack: Pack, at: int) -> Tensor:
         """Gather a parameter once more, in its own dtype instead of autocast's, and so from the
@@ -347,26 +342,6 @@ def _holds(part: nn.Module | None, known: Sequence[Any]) -> bool:
     if part is None or len(part._parameters) != len(known):
         return False
     return all(map(is_, part._parameters.values(), known))
-
-
-def _widened(pack: Pack, at: int) -> Tensor:
-    return pack.group.widen(pack, at)
-
-
-class _Calling:
-    """Called by a pack when backward needs it, or when a gradient has arrived."""
-
-    __slots__ = ("call", "group", "line")
-
-    def __init__(
-        self, group: weakref.ref[Group], line: Line, call: Callable[[Line, Group], None]
-    ) -> None:
-        self.group, self.line, self.call = group, line, call
-
-    def __call__(self) -> None:
-        group = self.group()
-        if group is not None:
-            self.call(self.line, group)
 
 
 def _passes(group: weakref.ref[Group], given: Sequence[Layout]) -> None:

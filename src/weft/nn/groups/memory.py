@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
-from weft.tensor.meta import Meta
+from weft.tensor.meta import Meta, kept
 
 __all__ = ["Packing", "gathered_layout", "packing_of"]
 
@@ -45,15 +45,15 @@ def packing_of(
 ) -> Packing:
     """The packing of parameters; those of alike layouts share one. `widths`: per parameter, how
     many elements of the buffer one of its elements takes."""
-    known = mesh.cache.setdefault("packings", {})
     widths = tuple(widths) if any(width > 1 for width in widths) else ()
     key = comm.ranks, tuple([meta.layout for meta in metas]), tuple(layouts), widths
-    found = known.get(key)
-    if found is None:
+
+    def make() -> Packing:
         places = map(mesh.position_of_rank, comm.ranks)
         coordinates = [mesh.coordinate(place) for place in places if place is not None]
-        found = known[key] = Packing(metas, layouts, coordinates, comm.index, widths)
-    return found
+        return Packing(metas, layouts, coordinates, comm.index, widths)
+
+    return kept(mesh.cache.setdefault("packings", {}), key, make)
 
 
 _Box = tuple[tuple[int, int], ...]

@@ -66,24 +66,16 @@ class Pack(Freed):
     Args:
         tensors: the parameters.
         label: the name of their module, for the log.
-        ask: called before the gradient of a value that was computed from them.
-        touch: called when the gradient of one of them is there.
-        widen: called with the number of a parameter that is needed in its own dtype, not in
-            autocast's; returns the gathered parameter in its own.
-        in_own_dtype: ids of parameters of which this is known: they travel in their own dtype.
-
-    `group`: the group of the pack. A graph that may need the pack keeps it alive.
+        group: the group of the pack (`group.Group`). A graph that may need the pack keeps it alive.
+        in_own_dtype: ids of parameters that travel in their own dtype, and not in autocast's,
+            because they were needed in it before.
     """
 
-    group: Any
-
     def __init__(
-        self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None],
-        touch: Callable[[], None], widen: Callable[[Pack, int], Tensor],
+        self, kind: Kind, tensors: Sequence[ShardTensor], label: str, group: Any,
         in_own_dtype: Container[int] = (),
     ) -> None:
-        self.kind, self.label, self._ask, self._touch = kind, label, ask, touch
-        self.line, self.number, self._widen = "", next(_MADE), widen
+        self.kind, self.label, self.group, self.number = kind, label, group, next(_MADE)
         self.axes = kind.axes | kind.rest
         self.comm = kind.mesh.comm(tuple(sorted(kind.axes)))
         layouts: list[Any] = [gathered_layout(one.sharding, kind.axes) for one in tensors]
@@ -176,7 +168,7 @@ class Pack(Freed):
     # The storage.
 
     def ask(self, gradients: Any) -> None:
-        self._ask()
+        self.group.line.asked(self.group)
         if not self.is_full:
             self.fill()
 
@@ -261,7 +253,7 @@ class Pack(Freed):
         if full.dtype is self.members[at].whole_meta.dtype:
             return full
         me: weakref.ref[Pack] = weakref.ref(self)
-        return cast_weight(full, lambda: me()._widen(me(), at))  # type: ignore
+        return cast_weight(full, lambda: me().group.widen(me(), at))  # type: ignore
 
     @property
     def is_shown(self) -> bool:
@@ -313,7 +305,7 @@ class Pack(Freed):
                 member.hold(self.kind.reduce_dtype)
             return
         member.has_arrived = True
-        self._touch()
+        self.group.line.touch(self.group)
 
     def start_reducing(self, buckets: _Buckets) -> list[Callable[[], None]]:
         """Begin to reduce the gradients that have arrived; the returned function waits, and
@@ -396,12 +388,11 @@ class Pack(Freed):
         text = f"{what} on {', '.join(names)}"
         gathers = collective == "AllGather"
         label = traffic.Label(
-            self.label, self.line, "gathered for its module" if gathers else "its gradients",
+            self.label, "", "gathered for its module" if gathers else "its gradients",
             self.label.removeprefix("parameters of "))
         backward = not gathers or _current_graph_task_id() != -1
-        note = traffic.Note(label, traffic.note().logs)
-        with traffic.resume(note, label.reason) if backward else traffic.label(
-            label.op, label.line, label.reason
+        with traffic.resume(traffic.Note(label), label.reason) if backward else traffic.label(
+            label.op, label.reason, label.line
         ), traffic.moving(f"{text}: {self.label}"):
             traffic.emit(text, names, collective, nbytes)
             yield

@@ -31,7 +31,7 @@ from weft.tensor.call.sizes import Sizes, keep, known_for
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
-from weft.tensor.meta import Meta, bounded_put, dense
+from weft.tensor.meta import Meta, dense, kept
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
@@ -53,19 +53,17 @@ __all__ = ["MAX_TRACES", "TRACES", "reads", "recipe"]
 
 def recipe(
     func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None,
-    carry_out: numbers.CarryOut, floats: Sequence[float] | None = None,
+    carry_out: numbers.CarryOut,
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
     `key` is the call's; None where it has none, because an argument cannot be hashed. `carry_out`
-    carries out the same call with numbers for tensors. `floats` are the call's, if they are known.
+    carries out the same call with numbers for tensors.
     """
     tensors = flatten((args, kwargs) if kwargs else args)
     structure = found = None
     if key is not None and mesh.here is not None:
-        if floats is None:
-            floats = floats_of((*args, *kwargs.values()))
-        structure = structure_key(key, floats)
+        structure = structure_key(key, floats_of((*args, *kwargs.values())))
     if structure is not None:
         found = known_for(mesh, structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
@@ -310,12 +308,8 @@ def _captured(
         *trace_key(key, asks_for_grad(func)), *floats_of((*args, *kwargs.values())),
         torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
     )
-    found = TRACES.get(about)
-    (COUNTS.misses if found is None else COUNTS.hits).step()
-    if found is None:
-        found = _capture(func, args, kwargs, tensors)
-        bounded_put(TRACES, about, found, MAX_TRACES)
-    return found
+    return kept(
+        TRACES, about, lambda: _capture(func, args, kwargs, tensors), MAX_TRACES, COUNTS)
 
 
 def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:

@@ -26,11 +26,19 @@ NO_COMPOSITION = "its composition does not serve such a call"
 def of_function(entry: Entry, mesh: BoundMesh, reason: str = NO_COMPOSITION) -> Function:
     """The composition of a function of torch that has an entry; it takes the function's
     arguments."""
+    return _composed(entry, mesh, reason)
+
+
+def _composed(entry: Entry, mesh: BoundMesh, reason: str, op: Op | None = None) -> Function:
+    """The composition of an entry, of the call's arguments or of those of an op."""
     compose = entry.compose
     assert compose is not None
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
-        out = compose(*args, **kwargs)
+        given, named = args, kwargs
+        if op is not None:
+            given, named = fill((op.args, op.kwargs), flatten((args, kwargs)))
+        out = compose(*given, **named)
         if out is NotImplemented:
             return fallback.runner(mesh, reason)(func, args, kwargs)
         return out
@@ -71,13 +79,4 @@ def of_op(func: Any, op: Op, mesh: BoundMesh) -> Function | None:
     entry = entry_of(about)
     if entry is None or entry.compose is None or bool(about.writes) is not entry.is_in_place:
         return None
-    compose = entry.compose
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        out = compose(*fill(op.args, tensors), **fill(op.kwargs, tensors))
-        if out is NotImplemented:
-            return fallback.runner(mesh, NO_COMPOSITION)(func, args, kwargs)
-        return out
-
-    return Function(run)
+    return _composed(entry, mesh, NO_COMPOSITION, op)

@@ -196,7 +196,7 @@ def _learned(
         check_traced(_name(func))
     try:
         with unseen():
-            recipe, floats_flow = _decided(func, args, kwargs, mesh, key, floats)
+            recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
     except Exception as error:
         told = in_torchs_words(error, func, args, kwargs)
         raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
@@ -209,11 +209,10 @@ def _learned(
 
 
 def _decided(
-    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None,
-    floats: Sequence[float] | None = None,
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its floats only flow through. `key`: None where it has
-    none. `floats`: those of the call, if they are known."""
+    none."""
     if kwargs.get("out") is not None and type(func) is not OwnFunction:
         function, rest = function_of(func), without_out(kwargs)
         if not any(type(one) is ShardTensor for one in flatten((args, rest))):
@@ -223,7 +222,7 @@ def _decided(
         return writing(func, args, kwargs, value), floats_flow
     if key is not None and has_reduced(key):
         return UsingReduced(key, build.reads(func, args, kwargs, key), _unmarked), True
-    return build.recipe(func, args, kwargs, mesh, key, _carry_out, floats)
+    return build.recipe(func, args, kwargs, mesh, key, _carry_out)
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:

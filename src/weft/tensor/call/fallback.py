@@ -21,31 +21,26 @@ from weft.tensor.call import outside
 from weft.tensor.call.in_place import check_writable
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.operands import NamedCaller, move_operand, share_memory
-from weft.tensor.placing.transitions import order_in_memory, transition_between
+from weft.tensor.placing.operands import entered, share_memory
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import returned, written_by
 from weft.tensor.trace.capture import Op, Trace, check_dense
 from weft.tensor.trace.trees import fill, flatten, local_of, map_tensors, substitute
-from weft.tensor.versions import write_counted
+from weft.tensor.versions import counted_version, write_counted
 from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
-__all__ = ["FIX", "of_op", "replicate", "runner", "write_back"]
+__all__ = ["FIX", "of_op", "on_full", "runner"]
 
 _WARNED: set[str] = set()
 
 
-def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
+def _replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
     """The full tensor, plain, on every rank; differentiable (the gradient is replicated)."""
     if type(tensor) is not ShardTensor:
-        return tensor
+        return tensor  # of any form: it may be sparse
     full = Layout.replicated(mesh.abstract, tensor.shape)
-    transition = transition_between(
-        mesh, tensor._meta.layout, full, order=order_in_memory(tensor)
-    )
-    if transition is None:
-        return tensor._local
-    return move_operand(tensor, transition, NamedCaller(name, "no rule covers the op"))
+    return entered(name, mesh, (tensor,), (full,), "no rule covers the op")[0]
 
 
 FIX = "weft.register_rule(op, ...), or redistribute to Replicate yourself"
@@ -66,36 +61,48 @@ def runner(
         name = getattr(func, "__name__", None) or str(func)
         tensors = flatten((args, kwargs))
         _tell(name, reason, tensors, fix)
-        full: dict[int, torch.Tensor] = {}
-        together = share_memory(tensors)
-
-        def open_(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in full:
-                gathered = replicate(tensor, mesh, name)
-                if together and gathered is not local_of(tensor):
-                    gathered = gathered.clone()  # else a write to one counts as one to both
-                full[id(tensor)] = gathered
-            return full[id(tensor)]
-
-        before = {id(tensor): tensor._version for tensor in map(open_, tensors)}
-        opened, named = substitute((args, kwargs), map(open_, tensors))
-        with torch_draws(mesh):
-            out = func(*opened, **named)
-        written = {}
         told = {id(tensor) for tensor in written_by(func, args, kwargs)}
-        for at, tensor in enumerate(tensors):
-            local = full[id(tensor)]
-            if local._version != before[id(local)] or at in writes or id(tensor) in told:
-                write_back(name, tensor, local, mesh)
-            written[id(local)] = tensor
-        views = {
-            unwrap_view(local).untyped_storage()._cdata: name for tensor in tensors
-            if (local := full[id(tensor)]) is not local_of(tensor)
-        }
-        result = map_tensors(lambda local: _wrapped(name, local, written, mesh, views), out)
+        written = {*writes, *(at for at, tensor in enumerate(tensors) if id(tensor) in told)}
+        result = on_full(name, mesh, func, args, kwargs, written)
         return attach_to_base(result, func, args, kwargs)
 
     return run
+
+
+def on_full(
+    name: str, mesh: BoundMesh, func: Callable[..., Any], args: Any, kwargs: Any,
+    writes: Collection[int] = (), are_views: bool = True,
+) -> Any:
+    """A function on full tensors, the same on every rank; its results are replicated.
+
+    What it writes to comes back to the operands: those whose version counts a write, and `writes`.
+    Results that share memory with a gathered operand say so, if they `are_views`.
+    """
+    full: dict[int, torch.Tensor] = {}
+    tensors = flatten((args, kwargs))
+    together = share_memory(tensors)
+
+    def open_(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in full:
+            gathered = _replicate(tensor, mesh, name)
+            if together and gathered is not local_of(tensor):
+                gathered = gathered.clone()  # else a write to one counts as one to both
+            full[id(tensor)] = gathered
+        return full[id(tensor)]
+
+    before = {id(tensor): counted_version(tensor) for tensor in map(open_, tensors)}
+    opened, named = substitute((args, kwargs), map(open_, tensors))
+    with torch_draws(mesh):
+        out = func(*opened, **named)
+    known, views = {}, {}
+    for at, tensor in enumerate(tensors):
+        local = full[id(tensor)]
+        if counted_version(local) != before[id(local)] or at in writes:
+            _write_back(name, tensor, local, mesh)
+        known[id(local)] = tensor
+        if are_views and local is not local_of(tensor):
+            views[unwrap_view(local).untyped_storage()._cdata] = name
+    return map_tensors(lambda local: _wrapped(name, local, known, mesh, views), out)
 
 
 def of_op(
@@ -124,7 +131,7 @@ def _wrapped(
     return wrap(local, meta if alias is None else meta.replace(alias=alias))
 
 
-def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
+def _write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
     """Bring what was written to `full`, the operand's value on every rank, to the operand.
 
     Raises:

@@ -45,11 +45,9 @@ def _labelled(
         return local
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not (traffic.STATE.on or modes.STRICT.on):
-            return local(*args, **kwargs)
-        if checks:
+        if checks and modes.STRICT.on:
             modes.check_summaries(name, decision.operands, axes)
-        with traffic.label(name, modes.source_line(), why or _REASON):
+        with traffic.label(name, why or _REASON):
             return local(*args, **kwargs)
 
     return run

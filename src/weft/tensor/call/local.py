@@ -69,4 +69,4 @@ def has_gaps(dtypes: tuple[torch.dtype, torch.dtype], layout: Layout) -> bool:
     """
     if dtypes[0].itemsize >= dtypes[1].itemsize:
         return False
-    return any(0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes)
+    return layout.has_empty_shards

@@ -30,9 +30,10 @@ from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import filled, is_used, watch
 from weft.tensor.placing.operands import as_value, settle
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.trees import flatten, local_of, substitute
 from weft.tensor.views.cast_weight import CastWeight, cast_of, gathered
-from weft.tensor.views.moved import unwrap_view, writes
+from weft.tensor.views.moved import unwrap_view
 
 __all__ = ["has_varying", "of_varying"]
 
@@ -137,9 +138,8 @@ class _AsValues:
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
         memories = filled([unwrap_view(local_of(one)) for one in tensors])
-        if writes(func):
-            for one in flatten(args[:1]):
-                settle(one)
+        for one in written_by(func, args, kwargs):
+            settle(one)
         given = substitute((args, kwargs), map(as_value, tensors))
         out = self.carry_out(func, *given)
         watch(out, memories)

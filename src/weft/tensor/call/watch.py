@@ -19,6 +19,7 @@ from weft.tensor.modes import DEBUG, is_inside_region, num_dispatch_modes
 from weft.tensor.placing import replicas
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import give_back, take_over, twin_of
+from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.trees import flatten
 
 __all__ = ["install"]
@@ -64,11 +65,8 @@ def _is_ours(frame: FrameType | None) -> bool:
 def _compare(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """What is written to (an in-place op's first operand, `out=`) need not be alike before."""
     name = getattr(func, "__name__", str(func))
-    written = (name.endswith("_") and not name.endswith("__")) or func is _Tensor.__setitem__
-    given = [*args, *(value for key, value in kwargs.items() if key != "out")]
-    if written:  # torch.nn.init hands its tensor on by name
-        given = given[1:]
-    operands = flatten(given)
+    written = {id(one) for one in written_by(func, args, kwargs)}
+    operands = [one for one in flatten((args, kwargs)) if id(one) not in written]
     home = next((one for one in operands if type(one) is ShardTensor), None)
     if home is not None:
         kinds = (_Tensor, torch.nn.Parameter, ShardTensor)

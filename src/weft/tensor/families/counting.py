@@ -23,8 +23,7 @@ from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.meta import contiguous_strides, replicated_meta
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
-from weft.tensor.placing.operands import NamedCaller, move_operand
-from weft.tensor.placing.transitions import transition_between
+from weft.tensor.placing.operands import entered
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import map_tensors
 from weft.transport import Shards, traffic
@@ -63,7 +62,8 @@ def _distinct(
             func, (x,), options_of_all
         )
     if not any(layout.dims):
-        out = func(_reduced(name, x, layout), **options_of_all)
+        (whole,) = entered(name, mesh, (x,), (layout,), _REDUCED)
+        out = func(whole, **options_of_all)
         return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
     over = None if dim is None or x.dim() < 2 else dim % x.dim()
     if (over is not None and 0 in layout.shape) or not can_key(str(x.dtype)[6:]):
@@ -71,8 +71,8 @@ def _distinct(
     if over is not None or in_order:  # rows, or the order of all, along one dim
         layout = _along(layout, over or 0)
     modes.check_summaries(name, (layout,), layout.sharded_axes)
-    local = to_order(_reduced(name, x, layout).detach())
-    with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
+    local = to_order(entered(name, mesh, (x.detach(),), (layout,), _REDUCED)[0])
+    with traffic.label(name, "what is distinct among all blocks"):
         row = Row(Shards(mesh, layout, range(layout.ndim)))
         asked = options["return_inverse"], options["return_counts"]
         if over is None:
@@ -110,6 +110,7 @@ def _in_front(shape: Sequence[int], dim: int) -> tuple[int, ...] | None:
 
 
 _COMPARED = "elements without an order are compared"
+_REDUCED = "every axis is reduced"
 
 
 def _along(layout: Layout, dim: int) -> Layout:
@@ -149,14 +150,6 @@ class _Underivable(torch.autograd.Function):
         raise NotImplementedError(f"the derivative for '{ctx.name}' is not implemented.")
 
 
-def _reduced(name: str, x: ShardTensor, layout: Layout) -> torch.Tensor:
-    """The local tensor in this layout."""
-    move = transition_between(x._meta.mesh, x.sharding, layout)
-    if move is None:
-        return x._local
-    return move_operand(x, move, NamedCaller(name, "every axis is reduced"))
-
-
 def _ends(x: torch.Tensor) -> tuple[Any, Any]:
     """The least and the largest element, as numbers."""
     low, high = torch.aminmax(x.detach())
@@ -174,10 +167,8 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
         raise RuntimeError("weights should be 1-d and have the same length as input")
     like = next(meta.layout for meta in metas)
     layout = like.without_partial()
-    local, *factors = (
-        _reduced("bincount", as_sharded(one, mesh), layout).detach()
-        for one in (input, weights) if one is not None
-    )
+    given = [one.detach() for one in (input, weights) if one is not None]
+    local, *factors = entered("bincount", mesh, given, [layout] * len(given), _REDUCED)
     counts = torch.bincount(local, *factors, minlength=max(high + 1, minlength))
     if factors and input.numel():  # of no elements, torch gives integers
         counts = counts.to(torch.float32 if factors[0].dtype is torch.float32 else torch.float64)
@@ -238,9 +229,10 @@ def _counted(
     if func is torch.histogramdd:
         layout = layout.gathered((1,))
     like = layout if weight is None or weight.shape == x.shape else layout.take((0,))
-    local = _reduced(name, as_sharded(x, mesh), layout).detach()
+    (local,) = entered(name, mesh, (x.detach(),), (layout,), _REDUCED)
     if weight is not None:
-        options = {**options, "weight": _reduced(name, as_sharded(weight, mesh), like).detach()}
+        (mine,) = entered(name, mesh, (weight.detach(),), (like,), _REDUCED)
+        options = {**options, "weight": mine}
     if mesh.here is None:
         local = local.new_zeros(0, *layout.shape[1:])
         options.pop("weight", None)

@@ -25,8 +25,8 @@ from weft.ops.grouped_mm import RULE, by_rows, matrices_as_they_are, product, re
 from weft.rules import Call, Decision, TensorArg, op, page, rule
 from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.families.masks import entered
 from weft.tensor.placing.layouts import layout_of, local_to_sharded
+from weft.tensor.placing.operands import entered
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["PAGE", "cuts_at_owners"]

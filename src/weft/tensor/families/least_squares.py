@@ -13,9 +13,9 @@ from weft.ops.tall_factorizations import is_tall
 from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
-from weft.tensor.families.masks import entered
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.layouts import layout_of, local_to_sharded
+from weft.tensor.placing.operands import entered
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
@@ -23,6 +23,7 @@ __all__ = ["PAGE"]
 
 _L: Any = torch.linalg
 _TYPES: Any = torch.return_types
+_WHOLE = "a rank solves whole matrices"
 
 
 def _lstsq(
@@ -75,7 +76,7 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
     out = run(_L.lstsq, (*small, limit), {"driver": driver})
     if driver != "gels":
         # Ranks may round a singular value to either side of the limit: they decide together.
-        found = mesh.comm(tuple(range(mesh.ndim))).exchange(int(out.rank))
+        found = mesh.everyone().exchange(int(out.rank))
         is_full = min(found) == a.shape[1]
         if not is_full and torch.is_grad_enabled() and a.requires_grad:
             return None  # of Q and R, which have no gradient then
@@ -89,7 +90,7 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
 def _whole(a: Tensor, b: Tensor, rcond: float | None, driver: str | None, mesh: Any) -> Any:
     """Square and wide matrices, of which every rank needs all of each."""
     layouts = [Layout.replicated(mesh.abstract, one.shape) for one in (a, b)]
-    out = _L.lstsq(*entered("lstsq", mesh, (a, b), layouts), rcond, driver=driver)
+    out = _L.lstsq(*entered("lstsq", mesh, (a, b), layouts, _WHOLE), rcond, driver=driver)
     return _TYPES.linalg_lstsq([
         local_to_sharded(
             one, mesh, Layout.replicated(mesh.abstract, one.shape), tuple(one.stride()))
@@ -107,7 +108,7 @@ def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
     def laid(shape: Any) -> Layout:
         return batch.insert(lead, Layout.replicated(like.mesh, shape[lead:]))
 
-    blocks = entered("lstsq", mesh, (a, b), (laid(a.shape), laid(b.shape)))
+    blocks = entered("lstsq", mesh, (a, b), (laid(a.shape), laid(b.shape)), _WHOLE)
     out = _L.lstsq(*blocks, rcond, driver="gelsy")
     solution = (*a.shape[:-2], a.shape[-1], *b.shape[lead + 1 :])
     none = Layout.replicated(like.mesh, (0,))

@@ -23,21 +23,15 @@ from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.families.packed_bools import can_send_packed, send_packed
 from weft.tensor.meta import contiguous_strides
-from weft.tensor.modes import source_line
 from weft.tensor.placing.layouts import layout_of, local_to_sharded
-from weft.tensor.placing.operands import (
-    NamedCaller,
-    move_operand,
-    operand_transitions,
-    varying_axes,
-)
-from weft.tensor.placing.transitions import order_in_memory, transition_between
+from weft.tensor.placing.operands import entered
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of
 from weft.transport import Shards, traffic
 
-__all__ = ["PAGE", "entered", "nonzero", "put", "select"]
+__all__ = ["PAGE", "nonzero", "put", "select"]
 
 _WHY = "a mask is sharded in its first dim alone, as the tensor is"
 
@@ -63,8 +57,7 @@ class _Aligned:
         if not self.axes:
             return [count]
         mine = torch.tensor(count, device=self.mesh.device)
-        line = source_line() if traffic.STATE.on else ""
-        with traffic.label(name, line, "its size depends on the data"):
+        with traffic.label(name, "its size depends on the data"):
             (found,) = Shards(self.mesh, self.layout, (self.first,)).gather(mine)
         return found.tolist()
 
@@ -109,9 +102,9 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
         block = _moved(name, mesh, x, target)
         return _Aligned(mesh, block, block, target, axes, first)
     if not can_send_packed(of_mask, alike):
-        block, mine = entered(name, mesh, (x, mask), (target, alike))
+        block, mine = entered(name, mesh, (x, mask), (target, alike), _WHY)
     else:
-        (block,), mine = entered(name, mesh, (x,), (target,)), _moved(name, mesh, mask, alike)
+        (block,), mine = entered(name, mesh, (x,), (target,), _WHY), _moved(name, mesh, mask, alike)
     return _Aligned(mesh, block, mine, target, axes, first)
 
 
@@ -120,25 +113,10 @@ def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
     own = layout_of(mask, mesh)
     move = transition_between(mesh, own, to)
     if mask.dtype is not torch.bool or move is None or not can_send_packed(own, to):
-        return entered(name, mesh, (mask,), (to,))[0]
+        return entered(name, mesh, (mask,), (to,), _WHY)[0]
     modes.check_strict(name, move)
-    with traffic.label(name, source_line(), _WHY):
+    with traffic.label(name, _WHY):
         return send_packed(mesh, name, local_of(mask), own, to)
-
-
-def entered(
-    name: str, mesh: BoundMesh, tensors: Sequence[Tensor], layouts: Sequence[Layout],
-    why: str = _WHY,
-) -> list[Tensor]:
-    """The local tensors in these layouts; `why` is for the log."""
-    wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
-    sources = [layout_of(tensor, mesh) for tensor in tensors]
-    orders = [*map(order_in_memory, tensors)]
-    moves = operand_transitions(mesh, sources, layouts, wants, varying_axes(layouts), orders)
-    return [
-        local_of(tensor) if move is None else move_operand(tensor, move, NamedCaller(name, why))
-        for tensor, move in zip(tensors, moves)
-    ]
 
 
 def _offsets(counts: Sequence[int]) -> tuple[int, ...]:
@@ -213,7 +191,7 @@ def _beside(mask: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
         [of_x.cuts[0] if axes == of_x.dims[0] else None, *[None] * (len(shape) - 1)],
     )
     to = lies.fitted(own.shape)
-    (local,) = entered("masked_select", mesh, (mask,), (to,))
+    (local,) = entered("masked_select", mesh, (mask,), (to,), _WHY)
     return local_to_sharded(local, mesh, to)
 
 
@@ -279,7 +257,7 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
-    (mine,) = entered("masked_scatter", both.mesh, (given,), (both.line(cuts),))
+    (mine,) = entered("masked_scatter", both.mesh, (given,), (both.line(cuts),), _WHY)
     out = both.block.masked_scatter(both.mask, mine)
     return local_to_sharded(out, both.mesh, both.layout)
 
@@ -320,7 +298,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
             f"indexing result of shape {list(result.shape)}"
         )
     value = value.expand(result.shape)
-    (mine,) = entered("__setitem__", both.mesh, (value,), (result,))
+    (mine,) = entered("__setitem__", both.mesh, (value,), (result,), _WHY)
     where = [*(None for _ in range(first)), both.mask]
     out = torch.ops.aten.index_put(both.block, where, mine)
     x.copy_(local_to_sharded(out, both.mesh, both.layout))

@@ -23,7 +23,7 @@ from torch._C._autograd import _unsafe_set_version_counter as _set_version  # ty
 from weft.errors import UnsupportedOpError
 from weft.rules import op, page
 from weft.tensor.leaf_gradients import uses_of
-from weft.tensor.leaves import track_leaf
+from weft.tensor.leaves import take_hooks, track_leaf
 from weft.tensor.placing.construct import is_in_a_graph, tell_torch
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import Moved, bump_versions, stands_for, unwrap_view
@@ -106,11 +106,8 @@ def _other_leaf(name: str, tensor: ShardTensor, local: Tensor) -> Tensor:
     if type(local) is Moved:
         _refuse(name, tensor, "it is a leaf that requires grad, and its data have to move",
                 "x.data = x.data.squeeze(dim)")
-    old: Any = tensor._local
-    new: Any = track_leaf(local.detach().requires_grad_())
-    new._backward_hooks, old._backward_hooks = old._backward_hooks, None
-    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
-    old._post_accumulate_grad_hooks = None
+    old, new = tensor._local, track_leaf(local.detach().requires_grad_())
+    take_hooks(old, new)
     if is_in_a_graph(tensor):
         refuse = _refusing(name, tensor)
         for leaf in (old, *(use.seen for use in uses_of(old))):

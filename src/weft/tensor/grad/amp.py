@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from weft.errors import UnsupportedOpError
-from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import written_to
@@ -48,6 +47,5 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
         if mesh.here is None:
             continue
         axes = tuple(range(mesh.ndim))
-        why = "whether a gradient is inf or nan"
-        with traffic.label("GradScaler.unscale_", source_line(), why):
+        with traffic.label("GradScaler.unscale_", "whether a gradient is inf or nan"):
             found_inf.copy_(mesh.comm(axes).all_reduce(found_inf, "max"))

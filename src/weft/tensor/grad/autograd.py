@@ -36,7 +36,7 @@ from weft.transport.order import laid, order_due
 from weft.transport.transition import Transition
 
 __all__ = [
-    "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "set_grad",
+    "OneBackward", "backward_all", "grad", "grad_meta", "local_cotangent", "set_grad",
     "wrap_cotangent", "wrap_grad",
 ]
 
@@ -224,10 +224,7 @@ def _ride(
     running: Backward,
 ) -> None:
     """Reduce a value with the gradients."""
-    if traffic.STATE.on:
-        with traffic.label("backward", modes.source_line()):
-            running.ride(local, transition, take)
-    else:
+    with traffic.label("backward"):
         running.ride(local, transition, take)
 
 
@@ -284,13 +281,6 @@ def backward_all(
 _transforms_are_on = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined]
 _ENGINE_BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
 _ENGINE_GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
-
-
-def backward(
-    tensor: ShardTensor, gradient: Any, retain_graph: Any, create_graph: bool, inputs: Any
-) -> None:
-    """`tensor.backward(...)`."""
-    backward_all([tensor], [gradient], retain_graph, create_graph, inputs)
 
 
 def grad(

@@ -19,8 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
-from weft.tensor.backward import running
-from weft.tensor.leaf_gradients import LeafUse
+from weft.tensor.backward import Use, running, taken
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import start_together
 
@@ -32,7 +31,7 @@ class _UnderWay:
 
     __slots__ = ("_finish", "_totals", "uses")
 
-    def __init__(self, uses: Sequence[LeafUse], finish: Callable[[], Sequence[Tensor]]) -> None:
+    def __init__(self, uses: Sequence[Use], finish: Callable[[], Sequence[Tensor]]) -> None:
         self.uses, self._finish = uses, finish
         self._totals: Sequence[Tensor] | None = None
 
@@ -59,12 +58,7 @@ def _reduce_arrived(max_outstanding: int) -> None:
     if found is None or found.creates_graph:
         return
     arrived, found.uses[:] = sorted(found.uses), []
-    uses, grads = [], []
-    for _, use, seen in arrived:
-        if seen.grad is not None:
-            uses.append(use)
-            grads.append(use.to_reduce(seen.grad))
-            seen.grad = None
+    uses, grads = taken(arrived)
     if not uses:
         return
     outstanding = [one for one in found.early if one.is_outstanding]

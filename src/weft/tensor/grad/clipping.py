@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
 from weft.tensor.meta import replicated_meta
-from weft.tensor.modes import is_strict, source_line
+from weft.tensor.modes import is_strict
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
@@ -115,8 +115,7 @@ def _gathered(
     if comm is None:
         return mine.to(dtype)
     names = tuple(map(str, comm.axes))
-    with traffic.label("clip_grad_norm_", source_line() if traffic.STATE.on else "",
-                       "the norm of all gradients"):
+    with traffic.label("clip_grad_norm_", "the norm of all gradients"):
         traffic.emit("norms of blocks", names, "AllGather", (comm.size - 1) * wide.itemsize)
         every = comm.all_gather(mine.reshape(1), (1,) * comm.size)
     return torch.linalg.vector_norm(every, order).to(dtype)

@@ -20,7 +20,6 @@ from torch.optim._muon import (
 
 from weft.comm import BoundMesh
 from weft.tensor.grad.optimizers import opened_lists
-from weft.tensor.modes import source_line
 from weft.tensor.placing.owners import buckets, way_to_owners
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import traffic
@@ -77,8 +76,7 @@ def _step(
         held.lerp_(grad, 1 - momentum)
         directions.append((grad.lerp(held, momentum) if nesterov else held).bfloat16())
     way = way_to_owners(mesh, grads)
-    with traffic.label("Muon.step", source_line() if traffic.STATE.on else "",
-                       "its iteration is of whole matrices"):
+    with traffic.label("Muon.step", "its iteration is of whole matrices"):
         whole = way.gather(directions, [one.stride() for one in grads])
         made = [
             _zeropower_via_newtonschulz(

@@ -23,19 +23,18 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from weft.errors import UnsupportedOpError
+from weft.tensor.call import fallback
 from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.call.own.functions import OWN, is_sharded
 from weft.tensor.call.own.outside import OutsideMesh
 from weft.tensor.grad import autograd
 from weft.tensor.grad.anomaly import refuse_nan_check
-from weft.tensor.meta import Meta, replicated_meta
+from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
-from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.freed import filled, watch
-from weft.tensor.placing.operands import as_value, share_memory
+from weft.tensor.placing.operands import as_value
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import class_method_of
@@ -150,36 +149,17 @@ def plain_apply(cls: Any) -> Callable[..., Any]:
 
 def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """A user's Function on full tensors; every rank computes the same."""
-    tensors = flatten((args, kwargs))
-    metas = [tensor._meta for tensor in tensors if type(tensor) is ShardTensor]
+    metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
     mesh = mesh_of(f"{cls.__name__}.apply", metas)
     if mesh.here is None:
         return OutsideMesh(plain_apply(cls), mesh, None).run(cls, args, kwargs)
-    tensors = [taken(tensor, mesh) for tensor in tensors]
-    full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
-    if share_memory(tensors):
-        full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
-    before = [_version(one) for one in full]
-    feed = iter(full)
-    with torch_draws(mesh), on_full(cls.__name__), STRICT.counted():
-        out = _APPLY(
-            cls, *map_tensors(lambda _: next(feed), args),
-            **map_tensors(lambda _: next(feed), kwargs),
-        )
-    given: dict[int, torch.Tensor] = {}
-    for tensor, one, version in zip(tensors, full, before):
-        if type(tensor) is ShardTensor and _version(one) != version:  # ctx.mark_dirty
-            write_back(f"{cls.__name__}.apply", tensor, one, mesh)
-            given[id(one)] = tensor
-    return map_tensors(
-        lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
-        out,
-    )
 
+    def call(*opened: Any, **named: Any) -> Any:
+        with on_full(cls.__name__), STRICT.counted():
+            return _APPLY(cls, *opened, **named)
 
-def _version(one: torch.Tensor) -> int | None:
-    """The version; None for tensors of inference mode, which count no writes."""
-    return None if one.is_inference() else one._version
+    args, kwargs = map_tensors(lambda one: taken(one, mesh), (args, kwargs))
+    return fallback.on_full(cls.__name__, mesh, call, args, kwargs, are_views=False)
 
 
 def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:

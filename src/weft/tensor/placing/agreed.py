@@ -97,7 +97,7 @@ def exchanged(
         WeftError: on all of them, if one rank has a fault; its own fault on that rank.
     """
     mine = facts if fault is None else (type(fault), str(fault).split(".\n")[0])
-    told: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    told: list[Any] = mesh.everyone().exchange(mine)
     wrong = [(at, one) for at, one in enumerate(told) if type(one) is tuple]
     if fault is not None:
         raise fault

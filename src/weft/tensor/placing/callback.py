@@ -12,10 +12,9 @@ from weft.core import Box, Layout, on_multiples
 from weft.core.integers import integers
 from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
-from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import mesh_and_placements, place, shape_of
-from weft.tensor.placing.layouts import check_given, check_tensor, local_to_sharded
+from weft.tensor.placing.layouts import check_given, check_tensor, leaf
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.boxes import slices
@@ -87,16 +86,12 @@ def from_callback(
     block, fault = _block(bound, layout, fn, dtype)
     if bound.here is not None:
         told = exchanged(_CALL, bound, None if block is None else str(block.dtype), fault)
-        if len(set(told)) > 1:
-            raise LayoutError(
-                _CALL, f"fn gives {len(set(told))} dtypes", "the blocks of one tensor have "
-                "one dtype", [f"rank {bound.rank_at(at)}: {one}"
-                              for at, one in enumerate(told)],
-                "weft.from_callback(..., dtype=torch.float32)")
+        _check_same(_CALL, bound, told, "fn gives {} dtypes", "the blocks of one tensor have one "
+                    "dtype", "weft.from_callback(..., dtype=torch.float32)")
     elif fault is not None:
         raise fault
     assert block is not None
-    return local_to_sharded(track_leaf(block.requires_grad_(requires_grad)), bound, layout)
+    return leaf(block, bound, layout, requires_grad)
 
 
 @also_called(callback="fn")
@@ -133,8 +128,11 @@ def to_callback(
             [type(x).__name__], "fn((...,), x), where x is no ShardTensor")
     mesh = x._meta.mesh
     layout = _on_chunks(_OUT, x._meta.layout.without_partial(), chunks)
-    if mesh.here is not None:
-        _check_same(mesh, (str(layout), in_turns))
+    if mesh.here is not None:  # and wait for all of them
+        told = exchanged(_OUT, mesh, f"{layout}, in_turns={in_turns}", None)
+        _check_same(_OUT, mesh, told, "ranks ask for {} ways of writing", "all ranks pass the same "
+                    "arguments", "weft.to_callback(x, fn, chunks=...) with the same chunks on all "
+                    "ranks")
     block = redistribute_to(x.detach(), layout, _OUT).to_local()
     if mesh.here is None:
         return
@@ -144,15 +142,14 @@ def to_callback(
         exchanged(_OUT, mesh, None, _written(layout.box_at(owner), fn, block) if mine else None)
 
 
-def _check_same(mesh: BoundMesh, facts: tuple[str, bool]) -> None:
-    """Wait for all ranks, which must make the same request."""
-    told = exchanged(_OUT, mesh, f"{facts[0]}, in_turns={facts[1]}", None)
-    if len(set(told)) > 1:
-        raise LayoutError(
-            _OUT, f"ranks ask for {len(set(told))} ways of writing", "all ranks pass the "
-            "same arguments", [f"rank {mesh.rank_at(at)}: {one}"
-                               for at, one in enumerate(told)],
-            "weft.to_callback(x, fn, chunks=...) with the same chunks on all ranks")
+def _check_same(
+    call: str, mesh: BoundMesh, told: list[str], fact: str, rule: str, fix: str
+) -> None:
+    """Raise on all ranks if they say different things."""
+    num = len(set(told))
+    if num > 1:
+        wrong = [f"rank {mesh.rank_at(at)}: {one}" for at, one in enumerate(told)]
+        raise LayoutError(call, fact.format(num), rule, wrong, fix)
 
 
 def _owners(layout: Layout) -> list[tuple[int, ...]]:

@@ -14,16 +14,15 @@ from weft.errors import UnsupportedOpError
 from weft.planner import gradient_layout
 from weft.tensor.backward import accumulate
 from weft.tensor.leaf_gradients import uses_of
-from weft.tensor.leaves import replace_leaf, track_leaf
+from weft.tensor.leaves import replace_leaf, take_hooks, track_leaf
 from weft.tensor.members import hooks
 from weft.tensor.meta import NONE, Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.freed import keep, local_data, memory_of
 from weft.tensor.placing.in_place import lay_state_of
-from weft.tensor.placing.layouts import as_sharded, local_to_sharded
+from weft.tensor.placing.layouts import as_sharded, leaf
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
-from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.versions import share_version
@@ -121,11 +120,8 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     Existing graphs return gradients in the old layout: their leaf passes them on.
     """
     old, meta, of = tensor._local, tensor._meta, weakref.ref(tensor)
-    new: Any = data.requires_grad_()
-    new._backward_hooks = old._backward_hooks
-    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks  # type: ignore
-    old._backward_hooks = None
-    old._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+    new = data.requires_grad_()
+    take_hooks(old, new)
     old.grad = None
     tensor._local = track_leaf(new)
     replace_leaf(old, new)
@@ -144,10 +140,8 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
 
 def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
     """From or to the meta device: torch would make another parameter, weft's stays the same."""
-    old: Any = tensor._local
-    new: Any = data.requires_grad_(old.requires_grad)
-    new._backward_hooks, new._post_accumulate_grad_hooks = (
-        old._backward_hooks, old._post_accumulate_grad_hooks)
+    old, new = tensor._local, data.requires_grad_(tensor._local.requires_grad)
+    take_hooks(old, new)
     tensor._local = track_leaf(new)
 
 
@@ -327,7 +321,4 @@ def _filled(
     bound, layout = place(call, shape, where)
     local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
     local = torch.full(local_shape, value, dtype=dtype, device=bound.device)
-    if layout.is_partial and bound.here is not None:
-        to_partial = transition_between(bound, layout.without_partial(), layout)
-        local = local if to_partial is None else to_partial(local)
-    return local_to_sharded(track_leaf(local.requires_grad_(requires_grad)), bound, layout)
+    return leaf(local, bound, layout, requires_grad)

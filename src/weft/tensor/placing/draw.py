@@ -111,7 +111,7 @@ def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
         return
     part = None if is_own else _part(mesh)
     told = (key if is_own else (STREAM.seed, key[1]), part and part.name)
-    heard: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(told)
+    heard: list[Any] = mesh.everyone().exchange(told)
     if any(other != told for other in heard):
         ranks = [
             f"rank {rank}: seed {seed}, call {call}" + (f" of {name}" if name else "")

@@ -17,8 +17,8 @@ import torch
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.trees import flatten, substitute
-from weft.tensor.views.moved import writes
 
 __all__ = ["TAKERS", "any_foreign", "is_foreign", "taken", "taken_in"]
 
@@ -65,7 +65,7 @@ def taken_in(
     tensors = flatten((args, kwargs))
     mesh = next((one.device_mesh for one in tensors if type(one) is ShardTensor), None)
     made = {id(one): taken(one, mesh) for one in tensors if is_foreign(one)}
-    written = _written(func, args, kwargs)
+    written = [one for one in written_by(func, args, kwargs) if is_foreign(one)]
     if written and torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
         raise UnsupportedOpError(
             func.__name__, f"it writes to a {type(written[0]).__name__} of shape "
@@ -83,9 +83,3 @@ def taken_in(
 
     feed = iter([made.get(id(one), one) for one in tensors])
     return substitute(args, feed), substitute(kwargs, feed), given_back
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The foreign tensors that a call writes to."""
-    given = [kwargs.get("out"), *(args[:1] if writes(func) else ())]
-    return [one for one in flatten(given) if is_foreign(one)]

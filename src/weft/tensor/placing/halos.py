@@ -26,7 +26,7 @@ from torch import Tensor, is_grad_enabled
 from torch.utils.weak import TensorWeakRef
 
 from weft.core import Cover, Interval, Layout
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import bounded_put, kept
 from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of
 from weft.tensor.views.moved import Moved
@@ -72,16 +72,11 @@ class _Reads:
     def joined(self, needs: Sequence[Transition]) -> Transition | None:
         """The one transition to the boxes that serve all of these, if there is a good one."""
         key = tuple(needs)
-        if key not in self.joint:
-            bounded_put(self.joint, key, _joint(key), MAX_RECORDS)
-        return self.joint[key]
+        return kept(self.joint, key, lambda: _joint(key))
 
     def part(self, box: Transition, need: Transition) -> Parts:
         """What is read of a box."""
-        key = box, need
-        if key not in self.parts:
-            bounded_put(self.parts, key, _part(box, need), MAX_RECORDS)
-        return self.parts[key]
+        return kept(self.parts, (box, need), lambda: _part(box, need))
 
 
 class Halo:
@@ -341,9 +336,7 @@ class Slice:
             return None
         table = move.mesh.cache.setdefault("needs of slices", {})
         key = move, base._meta, self.starts
-        if key not in table:
-            bounded_put(table, key, _need(base, self.starts, move), MAX_RECORDS)
-        return table[key]
+        return kept(table, key, lambda: _need(base, self.starts, move))
 
     def became(self, x: Tensor, part: Parts, move: Transition) -> Tensor:
         """The slice, from the box that was read of the base."""

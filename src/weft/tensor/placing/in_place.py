@@ -13,8 +13,7 @@ that an optimizer has made before is resharded at its next step.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,25 +21,19 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P
 from weft.errors import UnsupportedOpError
 from weft.tensor.leaf_gradients import uses_of
 from weft.tensor.leaves import before
+from weft.tensor.placing.marked import Marked
 from weft.tensor.placing.operands import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
 
 __all__ = [
     "become_plain", "become_sharded", "install", "lay_state_of", "refuse_kinds", "take_along"]
-
-_BECAME: Any = WeakTensorKeyDictionary()
-"""Parameters that have changed their class or their layout -> True."""
-
-_COUNT = [0]
 
 
 def become_sharded(
@@ -99,8 +92,7 @@ def _become(parameter: Any, laid: Callable[[Any], Tensor], now: str, call: str) 
 
 def lay_state_of(parameter: Any) -> None:
     """Reshard the state that optimizers have of it, at their next step."""
-    _BECAME[parameter] = True
-    _COUNT[0] += 1
+    _BECAME.mark(parameter)
 
 
 def _exchange(one: Any, other: Any) -> None:
@@ -223,34 +215,23 @@ def _hooked(tensor: Any, hooks: list[tuple[str, Any, dict[int, Any]]]) -> None:
         tensor.requires_grad_(requires_grad)
 
 
-def install() -> None:
-    """Hook the steps of all optimizers. Once per process."""
-    register_optimizer_step_pre_hook(_lay_state)
-
-
-_SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""Optimizers that have stepped -> (number of changes of Parameters, number of their own) then."""
-
-
-def _lay_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _lay_state(optimizer: Optimizer, parameters: Sequence[tuple[Any, Any]]) -> None:
     """Give existing state the layout of its parameter.
 
     It was made by the same steps on every rank. State whose shape differs from that of a sharded
     parameter stays as it is, on the mesh of that parameter.
     """
-    if not _COUNT[0]:
-        return
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    now = _COUNT[0], len(parameters)
-    if _SEEN.get(optimizer) == now:
-        return
-    _SEEN[optimizer] = now
-    for parameter in parameters:
-        if parameter in _BECAME:
-            state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.dim():
-                    state[name] = _laid_as(parameter, value)
+    for parameter, _ in parameters:
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim():
+                state[name] = _laid_as(parameter, value)
+
+
+_BECAME = Marked(_lay_state)
+"""Parameters that have changed their class or their layout."""
+
+install = _BECAME.install
 
 
 def _laid_as(parameter: Any, value: Any) -> Tensor:

@@ -10,14 +10,16 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError
+from weft.tensor.leaves import track_leaf
 from weft.tensor.meta import dense, intern, replicated_meta
 from weft.tensor.placing.foreign import taken
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.transport.order import strides_like
+from weft.transport.order import order_of, strides_like
 
 __all__ = [
     "as_layout", "as_sharded", "check_given", "check_tensor", "common_strides", "layout_of",
-    "local_to_sharded",
+    "leaf", "local_to_sharded",
 ]
 
 
@@ -112,3 +114,18 @@ def local_to_sharded(
     reason if it represents memory elsewhere."""
     meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides, alias)
     return wrap(local, meta)
+
+
+def leaf(
+    local: torch.Tensor, mesh: BoundMesh, layout: Layout, requires_grad: bool,
+    strides: tuple[int, ...] | None = None,
+) -> ShardTensor:
+    """The leaf of a local tensor that holds the value (not yet a partial value of it)."""
+    if layout.is_partial and mesh.here is not None and not local.is_meta:
+        to_partial = transition_between(
+            mesh, layout.without_partial(), layout,
+            order=None if strides is None else order_of(layout.shape, strides),
+        )
+        local = local if to_partial is None else to_partial(local)
+    track_leaf(local.requires_grad_(requires_grad))
+    return local_to_sharded(local, mesh, layout, strides)

@@ -23,9 +23,11 @@ from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
 from weft.tensor.placing.freed import hold
 from weft.tensor.placing.halos import Halo, read
+from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
-from weft.tensor.placing.transitions import transition_between
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
+from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
 from weft.transport.facts import partial_axes, replicated
@@ -33,9 +35,9 @@ from weft.transport.order import Order
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Caller", "NamedCaller", "as_value", "data_of", "forget_views", "move_operand", "move_operands",
-    "operand_transitions", "settle", "share_memory", "staying", "varying_axes", "varying_of",
-    "writing_back",
+    "Caller", "NamedCaller", "as_value", "data_of", "entered", "forget_views", "move_operand",
+    "move_operands", "operand_transitions", "settle", "share_memory", "staying", "varying_axes",
+    "varying_of", "writing_back",
 ]
 
 MAX_VIEWS = 4096
@@ -68,6 +70,21 @@ def move_operand(tensor: torch.Tensor, transition: Transition, call: Caller) -> 
     return locals_[0]
 
 
+def entered(
+    name: str, mesh: BoundMesh, tensors: Sequence[torch.Tensor], layouts: Sequence[Layout], why: str
+) -> list[torch.Tensor]:
+    """The local tensors of operands in these layouts, for a call that is no recipe; `why` is for
+    the log."""
+    wants = [is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+    sources = [layout_of(tensor, mesh) for tensor in tensors]
+    orders = [*map(order_in_memory, tensors)]
+    moves = operand_transitions(mesh, sources, layouts, wants, varying_axes(layouts), orders)
+    return [
+        local_of(tensor) if move is None else move_operand(tensor, move, NamedCaller(name, why))
+        for tensor, move in zip(tensors, moves)
+    ]
+
+
 def move_operands(
     tensors: Sequence[Any],
     moves: Sequence[tuple[int, Transition]],
@@ -77,12 +94,10 @@ def move_operands(
     """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
     if call.left_whole is not None:
         call.left_whole.check()
-    if traffic.STATE.on or modes.STRICT.on:
+    if modes.STRICT.on:
         for _, transition in moves:
             modes.check_strict(call.name, transition)
-        with traffic.label(call.name, modes.source_line(), call.why()):
-            _enter_all(tensors, moves, locals_, call.keeps)
-    else:
+    with traffic.label(call.name, call.why):
         _enter_all(tensors, moves, locals_, call.keeps)
     if call.reductions is not None:
         call.reductions.mark(tensors, moves, locals_)

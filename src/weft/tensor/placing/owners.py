@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weft.comm import BoundMesh
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import kept
 from weft.transport import ToOwners, balanced
 
 __all__ = ["buckets", "owners_of", "way_to_owners"]
@@ -37,14 +37,13 @@ def way_to_owners(
     """The exchange of these tensors with their owners, which balance the work by default."""
     layouts = tuple([one._meta.layout for one in tensors])
     key = layouts, None if owners is None else tuple(owners)
-    known: dict[Any, ToOwners] = mesh.cache.setdefault("ways to owners", {})
-    found = known.get(key)
-    if found is None:
-        if owners is None:
-            owners = owners_of([layout.shape for layout in layouts], mesh.size())
-        found = ToOwners(mesh, layouts, owners)
-        bounded_put(known, key, found, _MAX_WAYS)
-    return found
+
+    def make() -> ToOwners:
+        shapes = [layout.shape for layout in layouts]
+        return ToOwners(
+            mesh, layouts, owners_of(shapes, mesh.size()) if owners is None else owners)
+
+    return kept(mesh.cache.setdefault("ways to owners", {}), key, make, _MAX_WAYS)
 
 
 def owners_of(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:

@@ -11,7 +11,6 @@ from weft.core import Layout
 from weft.errors import PlacementError, ShardTypeError
 from weft.planner import gradient_layout
 from weft.tensor.meta import NONE, Meta, bounded_put, intern
-from weft.tensor.modes import source_line
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.freed import fill, keep, memory_of
 from weft.tensor.placing.layouts import as_layout
@@ -67,10 +66,7 @@ def redistribute(
     if transition is None:
         out = copied_on_write(local)
     else:
-        if traffic.STATE.on:
-            with traffic.label("redistribute", source_line(), "asked for"):
-                out = transition.start(local) if async_op else transition(local)
-        else:
+        with traffic.label("redistribute", "asked for"):
             out = transition.start(local) if async_op else transition(local)
         if not transition.communicates and _shares(out, local):
             out = copied_on_write(out)
@@ -249,9 +245,7 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
 def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
     """A transition that the user has written: no other use shares it, and strict mode allows it."""
     local = unwrap_view(local)
-    if not traffic.STATE.on:
-        return transition(local)
-    with traffic.label(call, source_line(), "asked for"):
+    with traffic.label(call, "asked for"):
         return transition(local)
 
 
@@ -269,7 +263,7 @@ def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
         return local.detach()
     if back is None:
         return local.view_as(local)
-    with traffic.label("to_local", source_line() if traffic.STATE.on else "", "asked for"):
+    with traffic.label("to_local", "asked for"):
         return gradient_through(local, back)
 
 

@@ -27,7 +27,6 @@ from weft.errors import (
     UnsupportedOpError,
     WeftError,
 )
-from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import mesh_and_placements, mesh_for
 from weft.tensor.placing.described import Strides, compared, facts_of, strides_of
@@ -37,13 +36,12 @@ from weft.tensor.placing.layouts import (
     as_sharded,
     check_given,
     check_tensor,
-    local_to_sharded,
+    leaf,
 )
 from weft.tensor.placing.redistribute import redistribute_to
-from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.boxes import slices
-from weft.transport.order import Order, memory_order, order_of
+from weft.transport.order import Order, memory_order
 
 __all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
 
@@ -142,7 +140,7 @@ def _laid_out(
     """The leaf of a full tensor: of the source's, or of each rank's own."""
     if mesh.here is None:
         local = tensor.detach().new_empty(0)
-        return _leaf(local, mesh, layout, tensor.requires_grad, strides)
+        return leaf(local, mesh, layout, tensor.requires_grad, strides)
     order, turned = _turned(layout, strides)
     full = tensor.detach() if order is None else tensor.detach().permute(order)
     if full.is_meta and mesh.device.type != "meta":  # nothing to send
@@ -151,7 +149,7 @@ def _laid_out(
         local = _copied(_block(full, turned, mesh.here), mesh)
     else:
         local = _scattered(full, full.dtype, mesh, turned, mesh.coordinate(source))
-    return _leaf(_back(local, order), mesh, layout, tensor.requires_grad, strides)
+    return leaf(_back(local, order), mesh, layout, tensor.requires_grad, strides)
 
 
 def _described(
@@ -250,11 +248,11 @@ def scatter_tensor(
     layout = as_layout(bound, shape, placements, "scatter_tensor(placements)")
     if bound.here is None:
         local = torch.empty(0, dtype=dtype, device=bound.device)
-        return _leaf(local, bound, layout, requires_grad, strides)
+        return leaf(local, bound, layout, requires_grad, strides)
     order, turned = _turned(layout, strides)
     full = full if full is None or order is None else full.permute(order)
     local = _scattered(full, dtype, bound, turned, bound.coordinate(source))
-    return _leaf(_back(local, order), bound, layout, requires_grad, strides)
+    return leaf(_back(local, order), bound, layout, requires_grad, strides)
 
 
 def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
@@ -313,20 +311,6 @@ def _told(
             "the source has the full tensor, of the shape and dtype that ranks say", wrong,
             "tensor=full on the source, global_shape=None elsewhere")
     return truth
-
-
-def _leaf(
-    local: torch.Tensor, mesh: BoundMesh, layout: Layout, requires_grad: bool, strides: Strides
-) -> ShardTensor:
-    """The leaf of a local tensor that holds the value (not yet a partial value of it)."""
-    if layout.is_partial and mesh.here is not None and not local.is_meta:
-        to_partial = transition_between(
-            mesh, layout.without_partial(), layout,
-            order=None if strides is None else order_of(layout.shape, strides),
-        )
-        local = local if to_partial is None else to_partial(local)
-    track_leaf(local.requires_grad_(requires_grad))
-    return local_to_sharded(local, mesh, layout, strides)
 
 
 def _turned(layout: Layout, strides: Strides) -> tuple[Order | None, Layout]:

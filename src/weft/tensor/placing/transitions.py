@@ -7,7 +7,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Cover, Layout
 from weft.tensor.counts import TRANSITIONS
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import kept
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import Order, order_of
 from weft.transport.transition import Casts, Transition
@@ -36,19 +36,15 @@ def transition_between(
         if src_varying == dst_varying and casts is None:
             return None
         order = None
+    def make() -> Transition | None:
+        made = Transition(
+            mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order,
+            cover=cover, casts=casts)
+        return None if made.is_identity else made
+
     table = mesh.cache.setdefault("transitions", {})
     key = (src, dst, src_varying, dst_varying, order, cover, casts)
-    kept = table.get(key, False)
-    if kept is not False:
-        TRANSITIONS.hits.step()
-        return kept
-    TRANSITIONS.misses.step()
-    made = Transition(
-        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order, cover=cover,
-        casts=casts,
-    )
-    bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
-    return None if made.is_identity else made
+    return kept(table, key, make, MAX_TRANSITIONS, TRANSITIONS)
 
 
 def order_in_memory(tensor: torch.Tensor) -> Order | None:

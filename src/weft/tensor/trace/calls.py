@@ -18,7 +18,7 @@ from weft.tensor.trace.trees import Slot, fill, flatten, replaced, slots_of
 
 __all__ = [
     "Facts", "as_call", "call_of", "facts", "functional", "functional_name", "overload_named",
-    "place_slots", "returned", "target_of", "with_dense_gradient",
+    "place_slots", "returned", "target_of", "with_dense_gradient", "written_by",
 ]
 
 
@@ -52,19 +52,32 @@ class Facts:
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call which could not be captured writes to, by its name.
+    """The tensors that a call writes to: by the schema of its op, else by the function's name.
 
-    Versions show other writes; torch's fused updates count none.
+    Versions show most writes, but torch's fused updates and tensors of inference mode count none.
     """
     name = getattr(func, "__name__", "")
-    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
-    for each in () if packet is None else packet.overloads():
-        overload = getattr(packet, each)
+    is_named_so = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    packet = getattr(torch.ops.aten, name, None) if is_named_so else None
+    overloads = [func] if isinstance(func, OpOverload) else [] if packet is None else [
+        getattr(packet, each) for each in packet.overloads()]
+    found = flatten(kwargs.get("out"))
+    for overload in overloads:
         names = [argument.name for argument in overload._schema.arguments]
         writes = facts(overload).writes
+        found += flatten([
+            args[at] if at < len(args) else kwargs.get(names[at]) for at in writes])
         if writes:
-            return flatten([args[at] if at < len(args) else kwargs.get(names[at]) for at in writes])
-    return []
+            break
+    if is_named_so and not found:
+        found = flatten([*args, *kwargs.values()][:1])
+    return found
+
+
+_IN_PLACE = frozenset(("__setitem__", *(
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
+                                "or", "xor", "lshift", "rshift")
+)))
 
 
 _DETACHING = ("aten.detach.", *(

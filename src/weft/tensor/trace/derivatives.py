@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import kept
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.capture import Op, meta_like, unwatched
 from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
@@ -44,10 +44,7 @@ def differentiated(
     given = [tensors[slot] for slot in slots]
     asked = [numbers[slot] for slot in wanted]
     about = op.overload, repr((args, kwargs)), *asked, *[(one.shape, one.dtype) for one in given]
-    found = EDGES.get(about)
-    if found is None:
-        found = _differentiated(op, given, asked)
-        bounded_put(EDGES, about, found, MAX_EDGES)
+    found = kept(EDGES, about, lambda: _differentiated(op, given, asked), MAX_EDGES)
     return tuple([tuple([_renumbered(one, slots) for one in mine]) for mine in found])
 
 

@@ -24,17 +24,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from weft.core import Layout
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.torch_collectives import beneath
+from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
-from weft.tensor.versions import with_own_version
+from weft.tensor.versions import counted_version, with_own_version
 from weft.tensor.views.cast_weight import gathered
 from weft.tensor.views.inverse import write
 
 __all__ = [
     "Moved", "attach_to_base", "bump_versions", "bump_view_epoch", "stands_for", "unwrap_view",
-    "writes", "written_to",
+    "written_to",
 ]
 
 _SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensors, torch.meshgrid,
@@ -63,10 +63,12 @@ class Moved(torch.Tensor):
             return one
 
         args, kwargs = map_tensors(open_, args), map_tensors(open_, kwargs or {})
-        before = [_state(one._weft_plain) for one in met.values()]
+        before = [counted_version(one._weft_plain) for one in met.values()]
         out = func(*args, **kwargs)
         for one, state in zip(met.values(), before):
-            if _state(one._weft_plain) != state or (state is None and writes(func)):
+            if counted_version(one._weft_plain) != state or (
+                state is None and written_by(func, args, kwargs)
+            ):
                 one._weft_view.write_back(one._weft_plain.requires_grad)
         return map_tensors(lambda tensor: _as_moved(tensor, met), out)
 
@@ -205,7 +207,7 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         overlaps = torch._debug_has_internal_overlap(local)  # type: ignore[attr-defined]
         # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
         # written to, and the ranks would have different graphs in a second backward.
-        if has_data or overlaps or _has_empty(out._meta.layout):
+        if has_data or overlaps or out._meta.layout.has_empty_shards:
             out._local = local.clone()
         else:  # what the base has become for this call counts the writes to it
             out._local = with_own_version(local, unwrap_view(local_of(base)))
@@ -255,10 +257,6 @@ def stands_for(before: ShardTensor, tensor: ShardTensor) -> None:
     tensor._followers = None
 
 
-def _has_empty(layout: Layout) -> bool:
-    return any(0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes)
-
-
 class _Writes(threading.local):
     count = 0
 
@@ -299,22 +297,3 @@ def _memory(tensor: Tensor) -> Any:
     if type(local) is Moved:
         local = local._weft_plain
     return local.untyped_storage()
-
-
-def _state(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
-def writes(func: Any) -> bool:
-    """Whether a function writes to its operands, by its name."""
-    schema = getattr(func, "_schema", None)
-    if schema is not None:
-        return schema.is_mutable
-    name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-
-
-_IN_PLACE = frozenset(("__setitem__", *(
-    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
-                                "or", "xor", "lshift", "rshift")
-)))

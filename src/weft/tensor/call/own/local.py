@@ -38,7 +38,7 @@ from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
-from weft.tensor.versions import write_counted
+from weft.tensor.versions import counted_version, write_counted
 from weft.tensor.views.moved import Moved, unwrap_view, written_to
 from weft.transport import traffic
 from weft.transport.facts import replicated
@@ -84,7 +84,9 @@ def recipe(
         return Function(outside.run, as_called=True), rule.by_shape
     dtypes = [arg.dtype for arg in args_of]
     anchor: Sequence[Sequence[int]] = ()
-    if not function.keeps_edges and any(wants) and _has_empty_shard(decision):
+    if not function.keeps_edges and any(wants) and any(
+        layout.has_empty_shards for layout in decision.operands
+    ):
         wanted = tuple([at for at, wants_grad in enumerate(wants) if wants_grad])
         found = edges(function.run, args, kwargs, tensors, wanted)
         anchor = (wanted,) * len(decision.results) if found is None else found
@@ -96,13 +98,6 @@ def recipe(
         run = kernel.local(decision.operands)
     made = OnLocal(function, run, mesh, decision, layouts, wants, dtypes, anchor, orders)
     return Function(made.run, as_called=True), rule.by_shape
-
-
-def _has_empty_shard(decision: Decision) -> bool:
-    return any(
-        0 in layout.sizes_of(dim) for layout in decision.operands
-        for dim, axes in enumerate(layout.dims) if axes
-    )
 
 
 class OnLocal(Caller):
@@ -143,10 +138,10 @@ class OnLocal(Caller):
         if self.operands and share_memory(tensors):
             for at, _ in self.operands:
                 locals_[at] = locals_[at].clone()
-        before = [_version(local) for local in locals_]
+        before = [counted_version(local) for local in locals_]
         feed = iter(locals_)
         out = self.local(*substitute(args, feed), **substitute(kwargs, feed))
-        written = [at for at, local in enumerate(locals_) if _version(local) != before[at]]
+        written = [at for at, local in enumerate(locals_) if counted_version(local) != before[at]]
         if out is None:  # what it has written to are its results
             written = written or [at for at, version in enumerate(before) if version is None]
         if out is not None or not written:
@@ -194,7 +189,7 @@ class OnLocal(Caller):
         value = local
         if move is not None:
             modes.check_strict(self.name, move)
-            with traffic.label(self.name, modes.source_line(), "it writes to the operand"):
+            with traffic.label(self.name, "it writes to the operand"):
                 value = move(local)
         if value is not mine:
             if layout.is_partial:  # what it has written, and may have saved, is summed now
@@ -257,10 +252,6 @@ class OnLocal(Caller):
                 f"{self.name}(...)", f"partial sums became {result} in result {place}",
                 "a linear op passes partial sums, and may not round each of them",
                 wrong, "leave the operand out of linear=")
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -13,9 +13,8 @@ from weft.propagate import decide
 from weft.rng import Source, rejection, samples
 from weft.rules import Call, TensorArg, bind, op, page, parse
 from weft.tensor.placing.draw import Sample, drawn
-from weft.tensor.placing.layouts import as_sharded, layout_of
-from weft.tensor.placing.operands import NamedCaller, move_operand
-from weft.tensor.placing.transitions import transition_between
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.operands import entered
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 
@@ -64,11 +63,8 @@ def _joint_layout(parameters: Sequence[Tensor], shape: tuple[int, ...], mesh: An
 
 def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
     """The parameter at the box of a layout that it broadcasts to; no gradient goes through it."""
-    whole = as_sharded(parameter.detach(), mesh)
-    move = transition_between(mesh, whole._meta.layout, layout.fitted(whole.shape))
-    local = whole._local
-    if move is not None:
-        local = move_operand(whole, move, NamedCaller(name, "it is drawn with"))
+    fitted = layout.fitted(parameter.shape)
+    (local,) = entered(name, mesh, (parameter.detach(),), (fitted,), "it is drawn with")
     return local.expand(layout.local_shape_at(mesh.here))
 
 
