@@ -12,10 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.core import Layout
 from weft.errors import UnsupportedOpError
-from weft.ops.algorithm import Composite
-from weft.rules import Call, op, page
+from weft.rules import op, page
 
 __all__ = ["PAGE"]
 
@@ -141,20 +139,14 @@ def _as_strided_scatter(
     x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Tensor:
-    """Elements written to the flat tensor by index: each travels once, to the shard that has it."""
+    """Elements written to the flat tensor by index: each travels once, to the shard that has it.
+    Where x has a gradient, torch gives it that of the elements which are replaced."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return NotImplemented
     flat, order = _in_memory(x)
     out = flat.index_put((_places(x, size, stride, storage_offset),), src)
     back = sorted(range(x.dim()), key=order.__getitem__)
     return out.reshape([x.shape[dim] for dim in order]).permute(back)
-
-
-def _scattered(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """Where no gradient of x is wanted: torch gives it that of the elements which are replaced."""
-    if wants_grad[0] or all(layout.is_replicated for layout in layouts):
-        return None
-    return Composite(_as_strided_scatter)
 
 
 def _in_memory(x: Tensor) -> tuple[Tensor, list[int]]:
@@ -199,7 +191,7 @@ def _linear_cross_entropy(
 PAGE = page(
     op("combinations", compose=_combinations, each_call=True),
     op("as_strided_copy", compose=_as_strided_copy),
-    op("as_strided_scatter", layouts=_scattered),
+    op("as_strided_scatter", compose=_as_strided_scatter, each_call=True),
     op("torch.nn.functional.linear_cross_entropy", compose=_linear_cross_entropy),
     op("affine_grid_generator", compose=_affine_grid),
     op("trace", compose=_trace),

@@ -225,6 +225,7 @@ class Entry:
             all defaults filled in, or those of the function. It applies where no rule covers a
             call. Where it returns NotImplemented, the op runs on full tensors.
         each_call: whether `compose` runs anew at each call and is never recorded.
+        writes: whether `compose` writes to operands by itself, as that of an op in place does.
         layouts: (call, layouts, wants_grad) -> what to do, where layouts or data decide it;
             None leaves the call to the rules.
         floats_flow: whether no rule reads the value of a float.
@@ -245,17 +246,12 @@ class Entry:
     layouts: Callable[..., Any] | None = None
     floats_flow: bool = False
     each_call: bool = False
+    writes: bool = False
     result: Callable[..., Any] | None = None
     has_meta_gradient: bool = True
     views_each: bool = False
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether it is of an op in place, which writes by itself."""
-        name = self.names[0].partition(".")[0]
-        return name.endswith("_") and not name.endswith("__")
 
     def rule(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
         """The rule of a call; None if no rule covers it."""
@@ -269,19 +265,23 @@ class Entry:
 def op(
     names: str, *rules: RuleText, kernel: Callable[..., Any] | None = None,
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
-    floats_flow: bool | None = None, each_call: bool = False,
+    floats_flow: bool | None = None, each_call: bool = False, writes: bool | None = None,
     result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
     views_each: bool = False, widens: bool = False,
     lists: Literal["", "elements", "blocks"] = "",
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
-    If strings alone define the op, floats flow.
+    If strings alone define the op, floats flow. An op in place writes.
     """
+    given = tuple(names.split())
+    if writes is None:
+        packet = given[0].partition(".")[0]
+        writes = packet.endswith("_") and not packet.endswith("__")
     if floats_flow is None:
         floats_flow = layouts is None and all(each.is_string for each in rules)
     return Entry(
-        tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call, result,
+        given, rules, kernel, compose, layouts, floats_flow, each_call, writes, result,
         has_meta_gradient, views_each, widens, lists)
 
 

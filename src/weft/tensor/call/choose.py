@@ -55,11 +55,9 @@ def choose(
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
     rule = given if isinstance(given, Rule) else entry.rule(call, wants)
     if given is None and rule is None and entry.compose is not None:
-        if entry.each_call:
-            return Choice(ops.Composite(entry.compose, True, entry.is_in_place), None, own)
-        if all(layout.is_replicated for layout in layouts):
+        if not entry.each_call and all(layout.is_replicated for layout in layouts):
             return Choice(ops.replicated(call, layouts), None, own)
-        given = ops.Composite(entry.compose)
+        given = ops.Composite(entry.compose, entry.each_call, entry.writes)
     if isinstance(given, ops.Composite) and not (about.is_view or about.writes):
         given = match_stride_order(given, results)
     if given is None or isinstance(given, Rule):
