@@ -22,8 +22,8 @@ def rule_of(
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants_grad)
     if isinstance(given, Decision):
         return given
-    rule = given if isinstance(given, Rule) else entry.rule(call, wants_grad)
-    rule = rule or entry.rule(unknown, wants_grad)
+    both = *entry.covering(call, wants_grad), *entry.covering(unknown, wants_grad)
+    rule = next((one for one in both if not one.needs_kernel), None)
     if rule is None or not rule.finish:
         return rule
     finished = {factor for _, factor in rule.finish}

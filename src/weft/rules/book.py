@@ -25,7 +25,7 @@ and those of `weft.tensor.families`, which need the ShardTensor itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,6 +67,7 @@ class RuleText:
     counts: tuple[tuple[str, str], ...] = ()
     serves: Callable[[Call], bool] | None = None
     by_size: bool = False
+    needs_kernel: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
     folds: bool = False
@@ -110,6 +111,8 @@ class RuleText:
             more["linear"], more["bias"], more["moves"] = self._linear(places, call)
         if self.by_size:
             more["by_size"] = True
+        if self.needs_kernel:
+            more["needs_kernel"] = True
         if self.on_box is not None:
             more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds,
                      "keeps": self.keeps}
@@ -174,9 +177,9 @@ def rule(
     *texts: Text, along: Any = None, default: Any = None,
     linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
-    serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
-    on_box: OnBox | None = None, folds: bool = False, tables: Tables | None = None,
-    keeps: bool = True,
+    serves: Callable[[Call], bool] | None = None, by_size: bool = False,
+    needs_kernel: bool = False, fill: float = 0.0, on_box: OnBox | None = None,
+    folds: bool = False, tables: Tables | None = None, keeps: bool = True,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -197,6 +200,8 @@ def rule(
             sharded, a rank passes the size of its shard.
         serves: whether the rule covers a call, which knows the layouts of its operands.
         by_size: whether a function compares lengths, so that other lengths may have another rule.
+        needs_kernel: whether the rule covers only calls of which the kernel combines shards,
+            because the op itself would not do.
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
             kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
@@ -208,8 +213,8 @@ def rule(
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
-        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box,
-        folds, tables, keeps)
+        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size,
+        needs_kernel, fill, on_box, folds, tables, keeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +258,12 @@ class Entry:
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
 
-    def rule(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
-        """The rule of a call; None if no rule covers it."""
+    def covering(self, call: Call, wants_grad: Sequence[bool]) -> Iterator[Rule]:
+        """The rules that cover a call. The first one applies that needs no kernel, or gets one."""
         for each in self.rules:
             found = each.bind(call, wants_grad)
             if found is not None:
-                return found
-        return None
+                yield found
 
 
 def op(

@@ -67,6 +67,8 @@ class Rule:
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
             operand, whose shards the kernel combines; it then shards the factor in no other
             operand.
+        needs_kernel: whether the op itself cannot run on the shards, so that the rule covers no call
+            of which the kernel combines none.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
             where it is sharded, ranks get the boxes that their shards of the factor read.
         spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
@@ -96,6 +98,7 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
+    needs_kernel: bool = False
     windows: Mapping[tuple[int, str], AnyWindow] = field(
         default_factory=dict[tuple[int, str], AnyWindow]
     )
