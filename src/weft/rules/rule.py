@@ -41,8 +41,8 @@ class Rule:
     """One operation as mathematics over factors.
 
     Args:
-        operands: per tensor operand, per dim, its factors; None for an operand that may have any
-            layout (only its metadata is read).
+        operands: per tensor operand, per dim, its factors; None for one whose dims no result has.
+        unread: the operands that stay as they are, because only their metadata is read.
         results: the same per result.
         sizes: the size of every factor.
         reduce: the kind of reduction of each factor that no result has.
@@ -67,8 +67,8 @@ class Rule:
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
             operand, whose shards the kernel combines; it then shards the factor in no other
             operand.
-        needs_kernel: whether the op itself cannot run on the shards, so that the rule covers no call
-            of which the kernel combines none.
+        needs_kernel: whether the op itself would not do, so that the rule covers only calls of
+            which the kernel combines shards.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
             where it is sharded, ranks get the boxes that their shards of the factor read.
         spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
@@ -89,6 +89,7 @@ class Rule:
     whole: frozenset[str] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
     bias: tuple[int, ...] = ()
+    unread: frozenset[int] = frozenset()
     moves: bool = False
     size_arg: int | None = None
     size_dims: tuple[int, int] | None = None
