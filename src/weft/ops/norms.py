@@ -117,7 +117,8 @@ def _trained(
     var, mean, apart = _moments(widened(x), (0, *range(2, x.dim())))
     _run(running_mean, mean, momentum)
     _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
-    return _normalised(x, mean, var, eps, weight, bias, apart), mean, var
+    out = _normalised(x, mean, var, eps, weight, bias, apart)
+    return out.contiguous(memory_format=suggest_memory_format(x)), mean, var
 
 
 def _batch_norm(

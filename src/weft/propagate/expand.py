@@ -159,6 +159,8 @@ def _frame(
                         leads[lead].append((index, dim, inner))
                     else:
                         leads[lead] = [(index, dim, inner)]
+                if index in rule.unread and lead in rule.whole:
+                    continue  # it stays sharded in this dim, and the result has others
                 for axis in axes:
                     held[axis][index] = lead
                     own /= sizes[axis]

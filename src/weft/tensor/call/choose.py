@@ -65,8 +65,10 @@ def choose(
 
 
 def _in_order(given: Chosen, about: Facts, results: Sequence[torch.Tensor]) -> Chosen:
-    """A composition leaves results in the memory order of the op's own."""
-    if isinstance(given, ops.Composite) and not (about.is_view or about.writes):
+    """A composition that is recorded leaves results in the memory order of the op's own."""
+    if isinstance(given, ops.Composite) and not (
+        given.each_call or about.is_view or about.writes
+    ):
         return match_stride_order(given, results)
     return given
 
