@@ -119,7 +119,8 @@ class Builder:
             call, entry, self.facts, layouts, wants, results, target, slices)
         if chosen is None:
             metas = [meta_like(tensor) for tensor in self.tensors]
-            chosen = parts_of(self.op, metas, self.mesh.kernel_type)
+            dtype = dtype_of(self.op, self.trace, self.mesh)
+            chosen = parts_of(self.op, metas, self.mesh.kernel_type, dtype)
         match chosen:
             case ops.Composite():
                 if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
