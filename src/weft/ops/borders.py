@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout, default_cuts
-from weft.ops.idle import idle
 from weft.propagate import fairest
 from weft.rules import (
     Boxed,
@@ -205,8 +204,6 @@ def _pad_shifts(call: Call) -> dict[int, Shift]:
 
 def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of sharded dims each place is picked from the box, which a circular pad leaves as it is."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     fetched = {at.dim: at for at in boxed.dims if at.box}
     rest = list(call.args[1])
     picks: list[tuple[int, Tensor]] = []
@@ -263,8 +260,6 @@ def _unfold_view(call: Call, wants_grad: Any) -> str | None:
 
 def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
 

@@ -204,7 +204,7 @@ def rule(
             because the op itself would not do.
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
-            kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
+            kwargs).
         folds: whether the local op leaves boxes of partial values, where a result has windows.
         tables: (call) -> per factor with `@`, its `Table`.
         keeps: whether autograd keeps such boxes. Otherwise they are freed after the call, and no

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core import Cover, Layout
-from weft.rules.window import AnyWindow, OnBox, Window
+from weft.rules.window import AnyWindow, Idle, OnBox, Window
 
 __all__ = ["Decision", "FactorDims", "Length", "LocalArgs", "Rule"]
 
@@ -132,7 +132,8 @@ class Decision:
         reads: per operand, what ranks read of it beyond its layout; () if they read only what they
             own.
         folds: per result, the boxes of partial values that the local op leaves, which are summed.
-        runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
+        runs: coordinate -> what runs on the local tensors in place of the op, or `Idle`; None = the
+            op.
         finish: the dims (operand, dim) whose shards the op's kernel combines; empty if the op
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
@@ -150,7 +151,7 @@ class Decision:
     finish: tuple[tuple[int, int], ...] = ()
     reads: tuple[Cover | None, ...] = ()
     folds: tuple[Cover | None, ...] = ()
-    runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
+    runs: Callable[[tuple[int, ...]], Callable[..., Any] | Idle | None] | None = None
     starts: tuple[int, ...] | None = None
     keeps: bool = True
     lengths: tuple[Length, ...] | None = None
