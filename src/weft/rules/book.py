@@ -106,16 +106,12 @@ class RuleText:
         self, pattern: Pattern, places: tuple[int, ...] | None, call: Call, shapes: Any
     ) -> Rule:
         assert places is not None
-        more: dict[str, Any] = {}
-        if self.linear or self.bias:
-            more["linear"], more["bias"], more["moves"] = self._linear(places, call)
-        if self.by_size:
-            more["by_size"] = True
-        if self.needs_kernel:
-            more["needs_kernel"] = True
-        if self.on_box is not None:
-            more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds,
-                     "keeps": self.keeps}
+        linear, bias, moves = self._linear(places, call)
+        more: dict[str, Any] = {
+            "linear": linear, "bias": bias, "moves": moves, "by_size": self.by_size,
+            "needs_kernel": self.needs_kernel, "fill": self.fill, "on_box": self.on_box,
+            "folds": self.folds, "keeps": self.keeps,
+        }
         if self.tables is not None and None in pattern.windows.values():
             more["tables"] = self.tables(call)
         along = None if self.along is None else self._along(call, shapes)
