@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from weft.core import Layout
 from weft.ops import find
@@ -22,8 +23,8 @@ def rule_of(
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants_grad)
     if isinstance(given, Decision):
         return given
-    rule = given if isinstance(given, Rule) else entry.rule(call, wants_grad)
-    rule = rule or entry.rule(unknown, wants_grad)
+    both = chain.from_iterable(entry.covering(one, wants_grad) for one in (call, unknown))
+    rule = next((one for one in both if not one.needs_kernel), None)
     if rule is None or not rule.finish:
         return rule
     finished = {factor for _, factor in rule.finish}

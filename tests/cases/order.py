@@ -95,6 +95,8 @@ STATISTICS: list[Case] = [
     case("nanmedian_none", lambda a: a.nanmedian(0)[0], _wild(*[_NAN] * 5),
          layouts=(_UNSUMMED,), per_mesh=6, grad=False),
     case("median_all", lambda a: a.median(), _tied(5, 3), per_mesh=8),
+    case("median_all_nan", lambda a: a.median(), _wild(1, 4, _NAN, 2, 9, _NAN, 3),
+         layouts=(_UNSUMMED,), per_mesh=2),
     case("median_all_int", lambda a: a.median(), integers(5, 3), per_mesh=8, grad=False),
     case("nanmedian_all", lambda a: a.nanmedian(), _wild(1, 4, _NAN, 2, 9, _NAN, 3, 7),
          layouts=(_UNSUMMED,), per_mesh=6),

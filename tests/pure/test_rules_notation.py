@@ -2,7 +2,9 @@
 
 import pytest
 
+from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError, PlacementError
+from weft.propagate import decide
 from weft.rules import Call, Table, TensorArg, bind, parse, rule
 from weft.rules import rule as written
 from weft.rules.bind import operand_places
@@ -92,6 +94,18 @@ def test_an_operand_that_is_not_read() -> None:
     assert parse("..., [*] -> ...").optional == {1}
 
 
+def test_an_operand_of_which_only_the_layout_is_read() -> None:
+    rule = bind(parse("*..., [] -> ..."), [(2, 3), ()], [(2, 3)])
+    assert rule.operands == ((("d0",), ("d1",)), ())
+    assert rule.unread == {0}
+    layout = Layout(Mesh({"x": 2, "y": 2}), (2, 3), P("x", partial={"y": "max"}))
+    call = Call("fill", tuple(TensorArg(shape, "float32") for shape in ((2, 3), ())), {},
+                (TensorArg((2, 3), "float32"),))
+    decision = decide(rule, call, [layout, Layout.replicated(layout.mesh, ())], [True, True])
+    assert decision.operands[0] is layout
+    assert decision.results == (layout.without_partial(),)
+
+
 def test_operands_and_results_without_dims() -> None:
     rule = bind(parse(", b -> b,"), [(), (3,)], [(3,), ()])
     assert rule.operands == ((), (("b",),))
@@ -145,7 +159,8 @@ def test_dims_of_results_tell_which_string_serves() -> None:
     ("text", "offender"),
     [
         ("a b", "a b"), ("a -> b -> c", "a -> b -> c"), ("a ? -> a", "?"),
-        ("a:max -> a", "a:max"), ("a:most -> ", "a:most"), ("(a (b) -> a", "("),
+        ("*a, a -> a", "*a, a"), ("a:max -> a", "a:max"),
+        ("a:most -> ", "a:most"), ("(a (b) -> a", "("),
     ],
 )
 def test_strings_that_are_none(text: str, offender: str) -> None:

@@ -96,6 +96,20 @@ def test_a_bias_is_added_once_where_the_contraction_is_cut() -> None:
             assert torch.equal(result.float(), F.linear(X, W, B))
 
 
+def test_what_torch_composes_with_writes_stays_sharded_under_autocast() -> None:
+    """Autocast casts the operands of the loss, whose parts write to tensors of their own."""
+    def on_rank(mesh: Any) -> Tensor:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.margin_ranking_loss(x.bfloat16(), -x, torch.ones(1, 1), 1.0, reduction="none")
+        assert loss.dtype is torch.float32 and loss.sharding == x.sharding
+        return loss.full_tensor()
+
+    due = F.margin_ranking_loss(X.bfloat16().float(), -X, torch.ones(1, 1), 1.0, reduction="none")
+    for loss in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert torch.equal(loss, due)
+
+
 def nested(make: Make) -> Any:
     x, w = make(X), make(W)
 

@@ -28,7 +28,6 @@ from weft.ops import (
     linalg,
     lists,
     losses,
-    margin_losses,
     module_attention,
     moments,
     norms,
@@ -63,7 +62,7 @@ __all__ = [
 _PAGES = (
     adaptive_pools, attention, borders, composed, contractions, convolutions, covariance, creation,
     ctc, distances, elementwise, extrema, fractional_pools, gradients, grid_samples,
-    joins, linalg, lists, losses, margin_losses, module_attention, moments, norms, order, pools,
+    joins, linalg, lists, losses, module_attention, moments, norms, order, pools,
     reads, recurrent, reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax,
     spectrograms, tall_factorizations, transforms, verdicts, views, writes,
 )

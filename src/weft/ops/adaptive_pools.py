@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from weft.ops.convolutions import num_positions
-from weft.ops.idle import idle
 from weft.ops.places import apart, counted, taken
 from weft.ops.pools import with_places
 from weft.ops.taps import OnDevices, Taps, num_pieces, resampled
@@ -65,8 +64,6 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
 
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """Means of parts along dims of which boxes were fetched; greatest elements of parts."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     if not any(dim.box is not None for dim in boxed.dims):
         return None, boxed.args, boxed.kwargs
     if all(_has_own_parts(dim, *lengths) for dim, lengths in zip(boxed.dims, _lengths(call))):

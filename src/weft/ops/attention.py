@@ -12,26 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft import propagate
-from weft.core import Layout
-from weft.ops.algorithm import Kernel
 from weft.ops.attending.ways import Drops, Way
 from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
-
-
-def _attention(call: Call, wants_grad: Any) -> str | None:
-    """`scaled_dot_product_attention(query, key, value, mask)`."""
-    return None if call.get("dropout_p") else _string(call)
 
 
 def _string(call: Call, few: bool = False) -> str | None:
@@ -176,34 +167,33 @@ def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
     )
 
 
-def _by_kernel(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Kernel | None:
-    """Dropout over a sharded sequence goes by the global index of each weight. Where there are more
-    shards of heads than heads of keys, those of queries alone are sharded."""
-    shape, made = call.tensors[0].shape, call.results[0].shape
-    few = _has_few_keys(call, layouts)
-    if not (few or call.get("dropout_p")) or shape[:-2] != made[:-2]:
-        return None
-    found = (_FEW_KEYS if few else _DROPPED).bind(call, wants_grad)
-    if found is None:
-        return None
-    decision = propagate.decide(found, call, layouts, wants_grad)
-    return Kernel.of(replace(decision, by_form=False), _over_sequence) if decision.finish else None
-
-
-def _has_few_keys(call: Call, layouts: Sequence[Layout]) -> bool:
+def _has_few_keys(call: Call) -> bool:
     """Whether the heads of queries have more shards than there are heads of keys."""
-    query, key = layouts[:2]
-    if not call.get("enable_gqa") or query.ndim < 3:
+    if not call.get("enable_gqa") or len(call.results[0].shape) < 3 or not call.layouts:
         return False
+    query, key = call.layouts[:2]
     return 1 < key.shape[-3] < min(query.num_shards(query.ndim - 3), query.shape[-3])
 
 
-_DROPPED = rule(lambda call, wants_grad: _string(call))
-_FEW_KEYS = rule(lambda call, wants_grad: _string(call, few=True))
+def _is_by_kernel(call: Call) -> bool:
+    """Dropout over a sharded sequence goes by the global index of each weight. Where there are more
+    shards of heads than heads of keys, those of queries alone are sharded."""
+    special = call.get("dropout_p") or _has_few_keys(call)
+    return bool(special) and call.tensors[0].shape[:-2] == call.results[0].shape[:-2]
+
+
+def _by_kernel(call: Call, wants_grad: Any) -> str | None:
+    return _string(call, few=_has_few_keys(call))
+
+
+def _attention(call: Call, wants_grad: Any) -> str | None:
+    """`scaled_dot_product_attention(query, key, value, mask)`."""
+    return None if call.get("dropout_p") else _string(call)
+
 
 PAGE = page(
-    op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence,
-       layouts=_by_kernel, compose=_with_dropout, each_call=True, result=_result),
+    op("scaled_dot_product_attention",
+       rule(_by_kernel, serves=_is_by_kernel, needs_kernel=True, by_size=True),
+       rule(_attention, linear=[2]),
+       kernel=_over_sequence, compose=_with_dropout, each_call=True, result=_result),
 )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout, default_cuts
-from weft.ops.idle import idle
 from weft.propagate import fairest
 from weft.rules import (
     Boxed,
@@ -205,8 +204,6 @@ def _pad_shifts(call: Call) -> dict[int, Shift]:
 
 def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of sharded dims each place is picked from the box, which a circular pad leaves as it is."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     fetched = {at.dim: at for at in boxed.dims if at.box}
     rest = list(call.args[1])
     picks: list[tuple[int, Tensor]] = []
@@ -250,19 +247,19 @@ def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
     return f"{' '.join(given)} -> {' '.join(made)} w!"
 
 
-def _unfold(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
+def _unfold_view(call: Call, wants_grad: Any) -> str | None:
     """Along a whole dim it is a view of each shard, also of one without elements."""
-    (x,), shape = layouts, call.results[0].shape
-    if not x.ndim or x.dims[call.args[1] % x.ndim]:
+    ndim = len(call.tensors[0].shape)
+    dim = call.args[1] % ndim if ndim else 0
+    if not ndim or any(layout.dims[dim] for layout in call.layouts):
         return None
-    made = Layout.make(x.mesh, shape, [*x.dims, ()], [*x.cuts, None], x.partial)
-    return Decision((x,), (made,))
+    given, made = [*names(ndim)], [*names(ndim)]
+    given[dim], made[dim] = "x!", "y!"
+    return f"{' '.join(given)} -> {' '.join(made)} w!"
 
 
 def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
 
@@ -281,6 +278,6 @@ PAGE = page(
                    on_box=_pad_on_box,
                    serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
-    op("unfold unfold_copy", rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box),
-       layouts=_unfold),
+    op("unfold unfold_copy", rule(_unfold_view, linear=[0], moves=True),
+       rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box)),
 )

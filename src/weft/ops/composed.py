@@ -12,36 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.core import Layout
 from weft.errors import UnsupportedOpError
-from weft.ops.algorithm import Composite
-from weft.rules import Call, op, page
+from weft.rules import op, page
 
 __all__ = ["PAGE"]
 
 
-def _trace(x: Tensor) -> Tensor:
-    """The sum of the diagonal: a partial sum of the elements in each shard."""
-    return x.diagonal().sum()
-
-
-def _diff(
-    x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
-    append: Tensor | None = None,
-) -> Tensor:
-    """Later elements minus earlier ones: any dim may be sharded; a sharded dim sends borders."""
-    if n == 0:
-        return x.clone()
-    parts = [one for one in (prepend, x, append) if one is not None]
-    if len(parts) > 1:
-        x = torch.cat(parts, dim)
-    for _ in range(n):
-        if not x.shape[dim]:
-            break
-        later = x.narrow(dim, 1, x.shape[dim] - 1)
-        earlier = x.narrow(dim, 0, x.shape[dim] - 1)
-        x = later ^ earlier if x.dtype is torch.bool else later - earlier
-    return x
 
 
 def _increasing(x: Tensor, num: int) -> Tensor:
@@ -58,14 +34,6 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:
     return powers if increasing else powers.flip(1)
 
 
-def _vdot(x: Tensor, y: Tensor) -> Tensor:
-    """The dot product with the conjugate: a sharded dim leaves partial sums."""
-    return torch.dot(x.conj(), y)
-
-
-def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
-    """The norm of the difference: any dim may be sharded; one number per shard is sent."""
-    return torch.linalg.vector_norm(a - b, p)
 
 
 def _addbmm(
@@ -141,20 +109,14 @@ def _as_strided_scatter(
     x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Tensor:
-    """Elements written to the flat tensor by index: each travels once, to the shard that has it."""
+    """Elements written to the flat tensor by index: each travels once, to the shard that has it.
+    Where x has a gradient, torch gives it that of the elements which are replaced."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return NotImplemented
     flat, order = _in_memory(x)
     out = flat.index_put((_places(x, size, stride, storage_offset),), src)
     back = sorted(range(x.dim()), key=order.__getitem__)
     return out.reshape([x.shape[dim] for dim in order]).permute(back)
-
-
-def _scattered(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """Where no gradient of x is wanted: torch gives it that of the elements which are replaced."""
-    if wants_grad[0] or all(layout.is_replicated for layout in layouts):
-        return None
-    return Composite(_as_strided_scatter)
 
 
 def _in_memory(x: Tensor) -> tuple[Tensor, list[int]]:
@@ -199,14 +161,10 @@ def _linear_cross_entropy(
 PAGE = page(
     op("combinations", compose=_combinations, each_call=True),
     op("as_strided_copy", compose=_as_strided_copy),
-    op("as_strided_scatter", layouts=_scattered),
+    op("as_strided_scatter", compose=_as_strided_scatter, each_call=True),
     op("torch.nn.functional.linear_cross_entropy", compose=_linear_cross_entropy),
     op("affine_grid_generator", compose=_affine_grid),
-    op("trace", compose=_trace),
-    op("diff", compose=_diff),
     op("vander", compose=_vander),
-    op("vdot", compose=_vdot),
-    op("dist", compose=_dist),
     op("addbmm", compose=_addbmm),
     op("chain_matmul linalg_multi_dot", compose=_chained),
     op("torch.unravel_index", compose=_unravel_index),

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.idle import nothing_of
 from weft.rules import Boxed, Call, OnRank, Window, op, page, rule
 
 __all__ = ["PAGE", "each_of", "num_positions"]
@@ -32,13 +31,6 @@ def num_positions(call: Call) -> int:
     """How many dims of positions the op has by its name."""
     return int(call.op.split(".")[1][-2])
 
-
-def fitted(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The tensor, cropped and padded with zeros to a shape; differentiable."""
-    for dim, length in enumerate(shape):
-        x = x.narrow(dim, 0, min(length, x.shape[dim]))
-    missing = [length - have for length, have in zip(shape, x.shape)]
-    return F.pad(x, [width for more in reversed(missing) for width in (0, more)])
 
 
 def _pads(call: Call) -> list[tuple[int, int]]:
@@ -111,8 +103,6 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
         return _on_box_backwards(call, boxed, num), operands, {}
     stride, dilation = [
         list(each_of(call.get(name), num, 1)) for name in ("stride", "dilation")]
-    if boxed.is_idle:
-        return _idle(num, dilation, boxed.shapes[0]), operands, {}
     fetched = {at.dim - len(x.shape) + num for at in boxed.dims if at.box is not None}
     pads = [(0, 0) if at in fetched else pad for at, pad in enumerate(_pads(call))]
     function = _CONVOLUTIONS[num]
@@ -127,17 +117,6 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
     return function, (x, weight, bias, stride, [pad for pad, _ in pads], dilation, groups), {}
 
 
-def _idle(num: int, dilation: Sequence[int], shape: Sequence[int]) -> Callable[..., Tensor]:
-    """A convolution of nothing: one position of zeros, so that its graph is that of other ranks."""
-    def idle(x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
-        weight = fitted(weight, (1, *weight.shape[1:]))
-        extents = [far * (taps - 1) + 1 for far, taps in zip(dilation, weight.shape[2:])]
-        x = fitted(x, (*[1] * (x.dim() - num - 1), weight.shape[1], *extents))
-        out = _CONVOLUTIONS[num](x, weight, *[fitted(one, (1,)) for one in bias], dilation=dilation)
-        return nothing_of(out, shape)
-
-    return idle
-
 
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {
     1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d,
@@ -149,8 +128,6 @@ def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tenso
     added to them; then the bias."""
     function, groups = _TRANSPOSED[num], boxed.arg(call, "groups", 1)
     _, stride, dilation, padding, more = map(list, zip(*_backwards(call, num)))
-    if boxed.is_idle:
-        return _idle_backwards(function, num, boxed.shapes[0])
     widths = [0] * (2 * num)
     for dim in boxed.dims:
         if dim.box is None:
@@ -171,17 +148,6 @@ def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tenso
         return out + bias[0].view(-1, *[1] * num) if bias else out
 
     return convolved
-
-
-def _idle_backwards(
-    function: Callable[..., Tensor], num: int, shape: Sequence[int]
-) -> Callable[..., Tensor]:
-    def idle(x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
-        weight = fitted(weight, (1, 1, *weight.shape[2:]))
-        x = fitted(x, [1] * x.dim())
-        return nothing_of(function(x, weight, *[fitted(one, (1,)) for one in bias]), shape)
-
-    return idle
 
 
 PAGE = page(

@@ -9,42 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.rules import Call, Decision, op, page, rule
+from weft.rules import Call, op, page, rule
 
 __all__ = ["PAGE"]
 
 
-def _like(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
-    """The operand's layout, without moving it; replicated where the shape differs."""
-    first, *others = layouts
-    shape = call.results[0].shape
-    same = shape == first.shape
-    result = first.without_partial() if same else Layout.replicated(first.mesh, shape)
-    rest = tuple(Layout.replicated(first.mesh, layout.shape) for layout in others)
-    return Decision((first, *rest), (result,), by_form=True)
-
-
-def _zero(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
-    """`x.zero_()`: partial values of zero, whatever the kind, reduce to zero."""
-    return Decision(tuple(layouts), tuple(layouts), by_form=True)
-
-
-def _new(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
+def _new(call: Call, wants_grad: Any) -> str:
     """Of as many dims as the operand, it is sharded in those that are as long; else replicated."""
-    (layout,), shape = layouts, call.results[0].shape
-    result = Layout.replicated(layout.mesh, shape)
-    if len(shape) == layout.ndim:
-        alike = [length == own for length, own in zip(shape, layout.shape)]
-        result = result.replace(
-            dims=tuple([axes if same else () for axes, same in zip(layout.dims, alike)]),
-            cuts=tuple([cuts if same else None for cuts, same in zip(layout.cuts, alike)]))
-
-    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        source, _, *rest = call.args
-        return (source, result.local_shape_at(coordinate), *rest), {**call.kwargs}
-
-    return Decision((layout,), (result,), args)
+    source, shape = call.tensors[0].shape, call.results[0].shape
+    if len(source) != len(shape):
+        return f"* -> {' '.join([f'y{dim}!' for dim in range(len(shape))])}"
+    alike = [length == own for length, own in zip(shape, source)]
+    given = [f"x{dim}" if same else f"x{dim}!" for dim, same in enumerate(alike)]
+    made = [f"x{dim}" if same else f"y{dim}!" for dim, same in enumerate(alike)]
+    return f"*{' '.join(given)} -> {' '.join(made)}"
 
 
 def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
@@ -58,9 +36,9 @@ def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], **options: A
 
 
 PAGE = page(
-    op("empty_like fill full_like ones_like zeros_like", layouts=_like),
-    op("zero", layouts=_zero),
-    op("new_empty new_full new_ones new_zeros", layouts=_new),
+    op("empty_like fill full_like ones_like zeros_like", rule("*..., [] -> ...")),
+    op("zero", rule("... -> ...", linear=[0], moves=True)),
+    op("new_empty new_full new_ones new_zeros", rule(_new, sizes="size", by_size=True)),
     op("new_empty_strided", compose=_strided),
     op("linspace logspace", rule("{} -> n!")),
 )

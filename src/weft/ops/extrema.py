@@ -20,7 +20,7 @@ from weft.rules import Call, op, page, rule
 from weft.rules.factors import dim_list
 from weft.transport import Shards
 
-__all__ = ["PAGE", "extreme_text", "extremum", "identity"]
+__all__ = ["PAGE", "extreme_text", "extremum", "identity", "shared"]
 
 
 def extreme_text(largest: bool) -> Callable[[Call, Sequence[bool]], str]:
@@ -46,10 +46,17 @@ def extremum(
     if not (x.requires_grad and torch.is_grad_enabled()):
         return without(own, dims, keepdim)
     value = (shards.pmax if largest else shards.pmin)(own)
-    attain = fixed == value
+    return without(shared(shards, x, value, fixed == value, dims), dims, keepdim)
+
+
+def shared(
+    shards: Shards, x: Tensor, value: Tensor, attain: Tensor, dims: Sequence[int]
+) -> Tensor:
+    """Partial values of a value along some dims, whose gradient the elements of x share that
+    `attain` it."""
     count = shards.psum(attain.sum(tuple(dims), keepdim=True))
     term = torch.zeros_like(value) if shards.index else value
-    return without(_Shared.apply(x, term, attain, count), dims, keepdim)
+    return _Shared.apply(x, term, attain, count)  # type: ignore[return-value]
 
 
 def identity(dtype: torch.dtype, largest: bool) -> Any:

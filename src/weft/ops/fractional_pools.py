@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.ops.convolutions import each_of, num_positions
-from weft.ops.idle import idle
 from weft.ops.places import taken
 from weft.ops.precision import widened
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
@@ -57,8 +56,6 @@ def _table(before: int, after: int, kernel: int, off: float) -> Table:
 
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The greatest element of each window, by torch's numbers."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     kernel, after = _kernel(call), call.results[0].shape[-num_positions(call) :]
     origins = [dim.box[0] if dim.box else 0 for dim in boxed.dims]
     lengths = [dim.length for dim in boxed.dims]

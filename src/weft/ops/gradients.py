@@ -9,7 +9,6 @@ nothing; torch writes it into zeros of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
-from weft.rules import Call, op, page
+from weft.rules import op, page
 
 __all__ = ["PAGE"]
 
@@ -110,26 +107,16 @@ def _of_size(forward: Any) -> Callable[..., Tensor]:
 
 def _max_pool(
     grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
-    indices: Tensor, *, tied: bool,
+    indices: Tensor,
 ) -> Tensor:
-    """Each gradient goes to the place in its plane that was the largest of a window.
-
-    `tied`: torch makes the result a function of x as well, whose gradient is zero.
-    """
+    """Each gradient goes to the place in its plane that was the largest of a window."""
+    if not x.numel():
+        return NotImplemented
     zeros = torch.zeros_like(x)
-    if tied:
+    if x.requires_grad and torch.is_grad_enabled():  # a function of x as well, of gradient zero
         zeros = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0)
     planes = zeros.contiguous().flatten(-2).scatter_add(-1, indices.flatten(-2), grad.flatten(-2))
     return planes.reshape(x.shape)
-
-
-def _max_pool_layouts(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """Gradients are added at the places of the maxima."""
-    if all(layout.is_replicated for layout in layouts) or 0 in layouts[0].shape:
-        return None
-    return Composite(partial(_max_pool, tied=wants_grad[1]))
 
 
 def _cdist(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
@@ -214,7 +201,7 @@ PAGE = page(
     *[op(name, compose=pad, each_call=True) for name, pad in _PADS.items()],
     *[op(f"{name}_backward", compose=_of_input(pad), each_call=True)
       for name, pad in _PADS.items()],
-    op("max_pool2d_with_indices_backward", layouts=_max_pool_layouts),
+    op("max_pool2d_with_indices_backward", compose=_max_pool, each_call=True),
     op("slice_backward", compose=_slice),
     op("select_backward", compose=_select),
     op("diagonal_backward", compose=_diagonal),

@@ -7,7 +7,6 @@ requested has length 0. For matrices of many rows see `weft.ops.tall_factorizati
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,16 +48,6 @@ def _solve_ex_lu(call: Call, wants_grad: Any) -> str | None:
     return None if found is None else f"{found.replace('n>0', 'n!')}, ... i i, ... i!, ..."
 
 
-def _cross(x: Tensor, y: Tensor, dim: int | None = None) -> Tensor:
-    """As `linalg_cross`; without `dim` along the first dim of length 3."""
-    along = [at for at, length in enumerate(x.shape) if length == 3] if dim is None else [dim]
-    return torch.linalg.cross(x, y, dim=along[0]) if along else NotImplemented
-
-
-def _tensorinv(x: Tensor, ind: int = 2) -> Tensor:
-    """The inverse of the matrix whose rows are the first `ind` dims."""
-    rows, columns = x.shape[:ind], x.shape[ind:]
-    return torch.linalg.inv(x.reshape(math.prod(rows), -1)).reshape(*columns, *rows)
 
 
 def _factors(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -92,7 +81,6 @@ PAGE = page(
        rule("...>0 i i -> ... i i", serves=lambda call: call.args[1] < 1)),
     op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
     op("pinverse", rule("...>0 m! n! -> ... n! m!")),
-    op("linalg_tensorinv", compose=_tensorinv),
     op("geqrf", rule("...>0 m! n! -> ... m! n!, ... k!"), result=_factors),
     op("qr", rule("...>0 m! n! -> ... m! q!, ... q! n!")),
     op("linalg_eigh linalg_eig", rule("...>0 i i -> ... i!, ... i i")),
@@ -123,5 +111,4 @@ PAGE = page(
     op("ormqr", rule(_by_side("...>0 i! k!, ... t!, ... m! n>0 -> ... m! n",
                               "...>0 i! k!, ... t!, ... m>0 n! -> ... m n!"), linear=[2])),
     op("linalg_cross", rule("... s!, ... s! -> ... s", along="dim")),
-    op("cross", compose=_cross),
 )

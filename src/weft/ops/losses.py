@@ -245,6 +245,23 @@ def _agreed(shards: Shards, count: Tensor, wrong: str = "") -> Tensor:
     return total
 
 
+def _multi_margin(
+    x: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    """How far each class except the target comes within the margin; a mean over classes."""
+    rows = x if x.dim() > 1 else x.reshape(1, -1)
+    target = target.reshape(-1, 1)
+    within = (margin - rows.gather(1, target) + rows).relu()
+    within = (within if p == 1 else within * within).scatter(1, target, 0)
+    if weight is not None:
+        within = within * weight[target]
+    each = within.sum(1) / rows.shape[1]
+    if reduction == _NONE:
+        return each if x.dim() > 1 else each.squeeze(0)
+    return each.mean() if reduction == _MEAN else each.sum()
+
+
 def _gaussian_nll(
     input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6,
     reduction: str = "mean",
@@ -326,5 +343,6 @@ PAGE = page(
     op("nll_loss nll_loss_nd nll_loss2d", rule(_of_classes, linear=[0]), kernel=_nll,
        floats_flow=True),
     op("nll_loss_forward nll_loss2d_forward", compose=_nll_forward),
+    op("multi_margin_loss", compose=_multi_margin, floats_flow=False, has_meta_gradient=False),
     op("torch.nn.functional.gaussian_nll_loss", compose=_gaussian_nll, each_call=True),
 )

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
 from weft.ops.precision import wide, widened
 from weft.rules import Call, Last, op, page, rule
 from weft.transport import Shards
@@ -111,39 +109,32 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
     return var.detach() * (count / (count - 1) if count > 1 else float("nan"))
 
 
+def _trained(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, momentum: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x normalized by the statistics of the global batch, and these; the running ones follow."""
+    var, mean, apart = _moments(widened(x), (0, *range(2, x.dim())))
+    _run(running_mean, mean, momentum)
+    _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
+    out = _normalised(x, mean, var, eps, weight, bias, apart)
+    return out.contiguous(memory_format=suggest_memory_format(x)), mean, var
+
+
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool,
 ) -> Tensor:
+    """In training by statistics of the global batch; in evaluation it is elementwise."""
+    if x.dim() < 2:  # torch accepts it where it is empty
+        scale, shift = (None if one is None else one[0] for one in (weight, bias))
+        out = x.clone() if scale is None else x * scale
+        return out if shift is None else out + shift
     with _as_given(x):
         if not x.numel():
             zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
             return _normalised(x, zero, one, eps, weight, bias)
-        dims = (0, *range(2, x.dim()))
-        var, mean, apart = _moments(widened(x), dims)
-        _run(running_mean, mean, momentum)
-        _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
-        return _normalised(x, mean, var, eps, weight, bias, apart)
-
-
-def _of_nothing(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
-) -> Tensor:
-    """batch_norm of a 1-D tensor, which torch accepts where it is empty."""
-    scale, shift = (None if one is None else one[0] for one in (weight, bias))
-    out = x.clone() if scale is None else x * scale
-    return out if shift is None else out + shift
-
-
-def _of_batches(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """batch_norm in training: statistics of the global batch. In evaluation it is elementwise."""
-    if layouts[0].ndim < 2:
-        return Composite(_of_nothing)
-    if not call.args[5]:
-        return None
-    return Composite(_batch_norm, each_call=True)
+        return _trained(x, weight, bias, running_mean, running_var, momentum, eps)[0]
 
 
 def _with_running(
@@ -227,15 +218,14 @@ def _native_batch_norm(
     running_var: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """batch_norm, and in training the mean and the inverse of the deviation of each channel."""
+    if not x.numel() or x.dim() < 2:
+        return NotImplemented
     if not training:
         out = torch.batch_norm(
             x, weight, bias, running_mean, running_var, False, momentum, eps, False)
         return out, x.new_empty(0), x.new_empty(0)
     with _as_given(x):
-        var, mean, apart = _moments(widened(x), (0, *range(2, x.dim())))
-        _run(running_mean, mean, momentum)
-        _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
-        out = _normalised(x, mean, var, eps, weight, bias, apart)
+        out, mean, var = _trained(x, weight, bias, running_mean, running_var, momentum, eps)
         kept = mean.detach(), (var + eps).rsqrt().detach()
     given = [one.dtype for one in (weight, bias, running_mean, running_var) if one is not None]
     if x.is_cpu and mean.dtype not in given:  # accelerators keep what they compute in
@@ -247,30 +237,18 @@ def _without_running(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """As with running statistics, which there are none of."""
     return _native_batch_norm(x, weight, bias, None, None, True, momentum, eps)
 
 
 def _with_update(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
     running_var: Tensor, momentum: float, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Any:
+    """Statistics of the global batch, which go into the running ones."""
     found = _native_batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return *found, x.new_empty(0, dtype=torch.uint8)
-
-
-def _native(function: Callable[..., Any]) -> Callable[..., Composite | None]:
-    """One of the three above, of elements that there are."""
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        """Statistics of the global batch, which go into the running ones."""
-        x = layouts[0]
-        if 0 in x.shape or x.ndim < 2:
-            return None
-        return Composite(function, each_call=True, writes=True)  # on its device
-
-    return layouts
+    return found if found is NotImplemented else (*found, x.new_empty(0, dtype=torch.uint8))
 
 
 # Weights, as a direction of norm 1 times a magnitude (Salimans and Kingma, Weight Normalization,
@@ -329,13 +307,14 @@ PAGE = page(
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",
             serves=lambda call: not call.get("training")),
-       layouts=_of_batches, floats_flow=True, result=_batch_norm_result),
+       compose=_batch_norm, each_call=True, floats_flow=True, result=_batch_norm_result),
     op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ...", serves=_is_of_samples),
        kernel=_instance_norm, compose=_with_running, each_call=True, floats_flow=True),
     op("group_norm", rule("n c~ ...~, [c], [c] -> n c ..."), kernel=_group_norm),
-    op("native_batch_norm _native_batch_norm_legit", layouts=_native(_native_batch_norm)),
-    op("_native_batch_norm_legit.no_stats", layouts=_native(_without_running)),
-    op("_batch_norm_with_update", layouts=_native(_with_update)),
+    op("native_batch_norm _native_batch_norm_legit", compose=_native_batch_norm, each_call=True,
+       writes=True),
+    op("_native_batch_norm_legit.no_stats", compose=_without_running, each_call=True),
+    op("_batch_norm_with_update", compose=_with_update, each_call=True, writes=True),
     op("native_group_norm",
        rule("n>0 c! ...!, [c], [c] -> n c ..., n g!, n g!", counts={"N": "n"})),
     op("_weight_norm", compose=_weight_norm),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
+from weft.ops.extrema import shared
 from weft.ops.sorting.sort import Sorting, as_rows, narrowed
 from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
 from weft.ops.sorting.unsigned import from_order, to_order
@@ -219,22 +220,15 @@ def _median(ignores_nans: bool) -> Callable[..., Any]:
             ranks = torch.where(nans > 0, count - nans, ranks)
         values, places = rows.pick(ranks.unsqueeze(-1))
         if dim is None:
-            return _shared(shards, x, values).squeeze()
+            if x.requires_grad and torch.is_grad_enabled():
+                fixed = x.detach()
+                attain = (fixed == values) | (fixed.isnan() & values.isnan())
+                values = shards.psum(shared(shards, x, values, attain, dims))
+            return values.squeeze()
         return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
     kernel.__doc__ = "The lower of the two middle elements, found by samples."
     return kernel
-
-
-def _shared(shards: Shards, x: Tensor, value: Tensor) -> Tensor:
-    """`value`, attained by elements of all shards; they share its gradient."""
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return value
-    attains = x.detach() == value
-    count = shards.psum(attains.sum().to(x.dtype))
-    share = shards.psum((torch.where(attains, x, 0.0) / count).sum())
-    # The shares add up to the value up to rounding: make it exact, keep the gradient.
-    return share + (value - share.detach()).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from weft.ops.convolutions import each_of
-from weft.ops.idle import idle
 from weft.ops.places import apart, counted
 from weft.rules import (
     Boxed,
@@ -84,8 +83,6 @@ def _pool(num: int) -> Callable[[Call, Sequence[bool]], str]:
 def _on_box(num: int) -> OnBox:
     def on_box(call: Call, boxed: Boxed) -> OnRank:
         """The pool without padding along dims of which boxes were fetched."""
-        if boxed.is_idle:
-            return idle(call, boxed)
         windows, namespace = _windows(call, num), torch.ops.aten
         function = getattr(namespace, call.op.split(".")[1])
         kernel, stride, padding, dilation = map(list, zip(*windows))
@@ -208,8 +205,6 @@ def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) 
 
 def _on_columns(call: Call, boxed: Boxed) -> OnRank:
     """The op without padding along dims of which there are boxes."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     function = getattr(torch.ops.aten, call.op.split(".")[1])
     padding = list(each_of(call.get("padding"), 2, 0))
     image: list[int] = list(call.get("output_size") or ())

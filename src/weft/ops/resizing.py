@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.idle import idle
 from weft.ops.taps import Resized, nearest_table, resampled, taps_of
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
@@ -82,8 +81,6 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
 
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """Weighted sums along dims of which boxes were fetched, torch's kernel along the others."""
-    if boxed.is_idle:
-        return idle(call, boxed)
     fetched = [dim for dim in boxed.dims if dim.box is not None]
     if not fetched:
         return None, boxed.args, boxed.kwargs

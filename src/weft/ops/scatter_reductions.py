@@ -18,7 +18,7 @@ from weft.ops.precision import wide
 from weft.rules import Call
 from weft.transport import Shards
 
-__all__ = ["index_reduce", "joins", "scatter_reduce", "scatter_text"]
+__all__ = ["extremum_at", "index_reduce", "joins", "scatter_reduce", "scatter_text"]
 
 _JOINED = ("sum", "mean", "amax", "amin")
 """The reductions whose tables can be joined by one: products have no reduction with a gradient."""
@@ -51,8 +51,12 @@ def scatter_reduce(
     """Every shard reduces its values to a table like the target; the tables are joined."""
     rows = source[tuple(slice(length) for length in index.shape)]
     own = x.to(wide(x.dtype))
-    join = _extremum if reduce in ("amax", "amin") else _total
-    return join(shards, own, dim, index, rows.to(own.dtype), reduce, include_self).to(x.dtype)
+    rows = rows.to(own.dtype)
+    if reduce in ("sum", "mean"):
+        return _total(shards, own, dim, index, rows, reduce, include_self).to(x.dtype)
+    kept = torch.ones_like(x, dtype=torch.bool) if include_self else _counts(
+        shards, own, dim, index, torch.ones_like(index)) == 0
+    return extremum_at(shards, own, dim, index, rows, reduce == "amax", kept).to(x.dtype)
 
 
 def index_reduce(
@@ -84,20 +88,15 @@ def _total(
     return total / count if x.is_floating_point() else total.div(count, rounding_mode="floor")
 
 
-def _extremum(
-    shards: Shards, x: Tensor, dim: int, index: Tensor, rows: Tensor, reduce: str, include: bool
+def extremum_at(
+    shards: Shards, x: Tensor, dim: int, index: Tensor, rows: Tensor, largest: bool, kept: Tensor
 ) -> Tensor:
-    largest = reduce == "amax"
+    """The extremum of all values at each position, and of x where that is `kept`."""
     start = torch.full_like(x, identity(x.dtype, largest))
-    own = start.scatter_reduce(dim, index, rows.detach(), reduce)
+    own = start.scatter_reduce(dim, index, rows.detach(), "amax" if largest else "amin")
     value = shards.pmax(own) if largest else shards.pmin(own)
     pair = torch.maximum if largest else torch.minimum
-    if include:
-        kept = torch.ones_like(x, dtype=torch.bool)
-        value = pair(value, x.detach())
-    else:
-        kept = _counts(shards, x, dim, index, torch.ones_like(index)) == 0
-        value = torch.where(kept, x.detach(), value)
+    value = torch.where(kept, pair(value, x.detach()), value)
     if not (torch.is_grad_enabled() and (x.requires_grad or rows.requires_grad)):
         return value
     mine, attains = x.detach() == value, rows.detach() == value.gather(dim, index)

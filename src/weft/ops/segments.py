@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.precision import wide
+from weft.ops.scatter_reductions import extremum_at
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
@@ -38,61 +39,32 @@ def _segment_reduce(
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     assert offsets is not None
     num = offsets.shape[0] - 1
-    places = torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype) + shards.starts[0]
+    row = torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype) + shards.starts[0]
     # One more segment on both sides takes the rows that no segment names.
-    ids = torch.searchsorted(offsets.contiguous(), places, right=True)
-    rows = x.to(wide(x.dtype))
+    ids = torch.searchsorted(offsets.contiguous(), row, right=True)
     start = _START[reduce] if initial is None else initial
-
+    rows, beside = x.to(wide(x.dtype)), [1] * (x.dim() - 1)
+    zeros = rows.new_zeros(num + 2, *x.shape[1:])
+    places = ids.reshape(-1, *beside).expand_as(rows)
+    if reduce == "prod":
+        own = torch.ones_like(zeros).scatter_reduce(0, places, rows, "prod")
+        out = shards.gather(own)[0].prod(0).narrow(0, 1, num) * start
+        return out.to(x.dtype)
+    count = offsets.diff().reshape(-1, *beside)
     if reduce in ("sum", "mean"):
-        out = _total(shards, rows, ids, num) + start
+        out = shards.psum(zeros.index_add(0, ids, rows).narrow(0, 1, num)) + start
         if reduce == "mean":
-            count = offsets.diff().reshape(-1, *[1] * (x.dim() - 1))
             empty = start if initial is not None else torch.nan
             out = torch.where(count > 0, out / count.clamp(min=1), empty)
-    elif reduce == "prod":
-        own = _reduced(rows, ids, num, "prod", 1)
-        out = shards.gather(own)[0].prod(0) * start
-    else:
-        out = _extreme(shards, rows, ids, num, reduce == "max", start)
-    return out.to(x.dtype)
+        return out.to(x.dtype)
+    nothing, kept = torch.full_like(zeros, torch.nan), torch.zeros_like(zeros, dtype=torch.bool)
+    out = extremum_at(shards, nothing, 0, places, rows, reduce == "max", kept).narrow(0, 1, num)
+    beaten = out < start if reduce == "max" else out > start
+    return torch.where((count == 0) | beaten, start, out).to(x.dtype)
 
 
 _START = {"sum": 0, "mean": 0, "prod": 1, "max": -torch.inf, "min": torch.inf}
 """What a segment without rows comes to, but for a mean."""
-
-
-def _total(shards: Shards, rows: Tensor, ids: Tensor, num: int) -> Tensor:
-    """The sum of every segment's rows, of all shards."""
-    made = rows.new_zeros(num + 2, *rows.shape[1:]).index_add(0, ids, rows)
-    return shards.psum(made.narrow(0, 1, num))
-
-
-def _extreme(
-    shards: Shards, rows: Tensor, ids: Tensor, num: int, largest: bool, start: float
-) -> Tensor:
-    """The extremum of each segment, whose gradient the rows share that attain it."""
-    fixed = rows.detach()
-    own = _reduced(fixed, ids, num, "amax" if largest else "amin", start)
-    value = shards.pmax(own) if largest else shards.pmin(own)
-    if not (rows.requires_grad and torch.is_grad_enabled()):
-        return value
-    around = torch.cat([value[:1], value, value[:1]]) if num else own.new_zeros(2, *own.shape[1:])
-    there = around.index_select(0, ids)
-    attains = (fixed == there) | (fixed.isnan() & there.isnan())
-    attains &= ((ids > 0) & (ids <= num)).reshape(-1, *[1] * (rows.dim() - 1))
-
-    count = _total(shards, attains.to(rows.dtype), ids, num).clamp(min=1)
-    share = _total(shards, torch.where(attains, rows, 0), ids, num) / count
-    # The shares add up to the value but for rounding: make it exact, keep the gradient.
-    return share + (value - share.detach()).nan_to_num(0.0, torch.inf, -torch.inf)
-
-
-def _reduced(rows: Tensor, ids: Tensor, num: int, reduce: str, start: float) -> Tensor:
-    """This shard's reduction of each segment, with `start`."""
-    places = ids.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
-    made = rows.new_full((num + 2, *rows.shape[1:]), start)
-    return made.scatter_reduce(0, places, rows, reduce).narrow(0, 1, num)
 
 
 def _check(lengths: Tensor, length: int) -> None:

@@ -159,11 +159,13 @@ def _frame(
                         leads[lead].append((index, dim, inner))
                     else:
                         leads[lead] = [(index, dim, inner)]
+                if index in rule.unread and lead in rule.whole:
+                    continue  # it stays sharded in this dim, and the result has others
                 for axis in axes:
                     held[axis][index] = lead
                     own /= sizes[axis]
             for axis, kind in enumerate(layout.partial):
-                if kind is not None:
+                if kind is not None and index not in rule.unread:
                     row: list[str | None] = kinds[axis] or [None] * num
                     row[index] = kind
                     kinds[axis] = row
@@ -244,7 +246,7 @@ def _operands(
                 entering.setdefault(member, []).append((axis, "sum"))
     out: list[Layout] = []
     for index, (dims, layout) in enumerate(zip(rule.operands, layouts)):
-        if dims is None:
+        if dims is None or index in rule.unread:
             out.append(layout)
             continue
         partial = layout.partial

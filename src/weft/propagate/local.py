@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import Cover, Interval, Layout, default_cuts
-from weft.rules import AnyWindow, Boxed, BoxedDim, Call, LocalArgs, Rule, Window, is_ring
+from weft.rules import AnyWindow, Boxed, BoxedDim, Call, Idle, LocalArgs, Rule, Window, is_ring
 
 __all__ = ["local_call", "window_of", "windowed_cuts"]
 
@@ -61,7 +61,9 @@ def _on_box(
 ) -> Any:
     assert rule.on_box is not None
     given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
-    return rule.on_box(call, Boxed(given, named, dims, shapes))
+    if any(0 in shape for shape in shapes):
+        return Idle(shapes), given, named
+    return rule.on_box(call, Boxed(given, named, dims))
 
 
 def _run(boxed: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:

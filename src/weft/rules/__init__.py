@@ -10,6 +10,7 @@ from weft.rules.window import (
     AnyWindow,
     Boxed,
     BoxedDim,
+    Idle,
     OnBox,
     OnRank,
     Shift,
@@ -20,8 +21,8 @@ from weft.rules.window import (
 )
 
 __all__ = [
-    "OWN", "AnyWindow", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Last",
-    "Length", "LocalArgs", "OnBox", "OnRank", "OwnRule", "Page", "Pattern", "Rule", "RuleText",
-    "Shift", "Table", "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op", "page",
-    "parse", "rule",
+    "OWN", "AnyWindow", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Idle",
+    "Last", "Length", "LocalArgs", "OnBox", "OnRank", "OwnRule", "Page", "Pattern", "Rule",
+    "RuleText", "Shift", "Table", "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op",
+    "page", "parse", "rule",
 ]

@@ -85,7 +85,7 @@ def fits(
     if has_along:
         return True
     given = [(pattern.operands[place], shape) for place, shape in zip(places, operands)
-             if place not in pattern.unread]
+             if pattern.operands[place] or place not in pattern.unread]
     return all(
         len(shape) >= len(dims) - 1 if (LEAD,) in dims else len(shape) == len(dims)
         for dims, shape in (*given, *zip(pattern.results * len(results), results))
@@ -142,7 +142,10 @@ def bind(
     ]
     given: list[FactorDims | None] = [*bound[:num]]
     if pattern.unread:
-        given = [None if place in pattern.unread else dims for place, dims in zip(places, given)]
+        unread = [at for at, place in enumerate(places) if place in pattern.unread]
+        more["unread"] = frozenset(unread)
+        given = [None if at in unread and not pattern.operands[place] else dims
+                 for at, (place, dims) in enumerate(zip(places, given))]
     if windowed:
         more["windows"] = {
             (at, name): tables[name] if (text := pattern.windows[places[at], name]) is None
@@ -245,7 +248,7 @@ def _name(
     operands = [pattern.operands[place] for place in places]
     results = pattern.results * len(result_ndims) if pattern.lists_results else pattern.results
     spread = _Spread(pattern, [*operands, *results], [*ndims, *result_ndims], along)
-    given = [() if place in pattern.unread else spread.tensor(tensor, ndim)
+    given = [spread.tensor(tensor, ndim) if tensor or place not in pattern.unread else ()
              for place, tensor, ndim in zip(places, operands, ndims)]
     made = [spread.tensor(tensor, ndim, True) for tensor, ndim in zip(results, result_ndims)]
     of = spread.names_of

@@ -25,7 +25,7 @@ and those of `weft.tensor.families`, which need the ShardTensor itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,6 +67,7 @@ class RuleText:
     counts: tuple[tuple[str, str], ...] = ()
     serves: Callable[[Call], bool] | None = None
     by_size: bool = False
+    needs_kernel: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
     folds: bool = False
@@ -105,14 +106,12 @@ class RuleText:
         self, pattern: Pattern, places: tuple[int, ...] | None, call: Call, shapes: Any
     ) -> Rule:
         assert places is not None
-        more: dict[str, Any] = {}
-        if self.linear or self.bias:
-            more["linear"], more["bias"], more["moves"] = self._linear(places, call)
-        if self.by_size:
-            more["by_size"] = True
-        if self.on_box is not None:
-            more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds,
-                     "keeps": self.keeps}
+        linear, bias, moves = self._linear(places, call)
+        more: dict[str, Any] = {
+            "linear": linear, "bias": bias, "moves": moves, "by_size": self.by_size,
+            "needs_kernel": self.needs_kernel, "fill": self.fill, "on_box": self.on_box,
+            "folds": self.folds, "keeps": self.keeps,
+        }
         if self.tables is not None and None in pattern.windows.values():
             more["tables"] = self.tables(call)
         along = None if self.along is None else self._along(call, shapes)
@@ -174,9 +173,9 @@ def rule(
     *texts: Text, along: Any = None, default: Any = None,
     linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
-    serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
-    on_box: OnBox | None = None, folds: bool = False, tables: Tables | None = None,
-    keeps: bool = True,
+    serves: Callable[[Call], bool] | None = None, by_size: bool = False,
+    needs_kernel: bool = False, fill: float = 0.0, on_box: OnBox | None = None,
+    folds: bool = False, tables: Tables | None = None, keeps: bool = True,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -197,9 +196,11 @@ def rule(
             sharded, a rank passes the size of its shard.
         serves: whether the rule covers a call, which knows the layouts of its operands.
         by_size: whether a function compares lengths, so that other lengths may have another rule.
+        needs_kernel: whether the rule covers only calls of which the kernel combines shards,
+            because the op itself would not do.
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
-            kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
+            kwargs).
         folds: whether the local op leaves boxes of partial values, where a result has windows.
         tables: (call) -> per factor with `@`, its `Table`.
         keeps: whether autograd keeps such boxes. Otherwise they are freed after the call, and no
@@ -208,8 +209,8 @@ def rule(
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
-        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box,
-        folds, tables, keeps)
+        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size,
+        needs_kernel, fill, on_box, folds, tables, keeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ class Entry:
             all defaults filled in, or those of the function. It applies where no rule covers a
             call. Where it returns NotImplemented, the op runs on full tensors.
         each_call: whether `compose` runs anew at each call and is never recorded.
+        writes: whether `compose` writes to operands by itself, as that of an op in place does.
         layouts: (call, layouts, wants_grad) -> what to do, where layouts or data decide it;
             None leaves the call to the rules.
         floats_flow: whether no rule reads the value of a float.
@@ -245,43 +247,41 @@ class Entry:
     layouts: Callable[..., Any] | None = None
     floats_flow: bool = False
     each_call: bool = False
+    writes: bool = False
     result: Callable[..., Any] | None = None
     has_meta_gradient: bool = True
     views_each: bool = False
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether it is of an op in place, which writes by itself."""
-        name = self.names[0].partition(".")[0]
-        return name.endswith("_") and not name.endswith("__")
-
-    def rule(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
-        """The rule of a call; None if no rule covers it."""
+    def covering(self, call: Call, wants_grad: Sequence[bool]) -> Iterator[Rule]:
+        """The rules that cover a call. The first one applies that needs no kernel, or gets one."""
         for each in self.rules:
             found = each.bind(call, wants_grad)
             if found is not None:
-                return found
-        return None
+                yield found
 
 
 def op(
     names: str, *rules: RuleText, kernel: Callable[..., Any] | None = None,
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
-    floats_flow: bool | None = None, each_call: bool = False,
+    floats_flow: bool | None = None, each_call: bool = False, writes: bool | None = None,
     result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
     views_each: bool = False, widens: bool = False,
     lists: Literal["", "elements", "blocks"] = "",
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
-    If strings alone define the op, floats flow.
+    If strings alone define the op, floats flow. An op in place writes.
     """
+    given = tuple(names.split())
+    if writes is None:
+        packet = given[0].partition(".")[0]
+        writes = packet.endswith("_") and not packet.endswith("__")
     if floats_flow is None:
         floats_flow = layouts is None and all(each.is_string for each in rules)
     return Entry(
-        tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call, result,
+        given, rules, kernel, compose, layouts, floats_flow, each_call, writes, result,
         has_meta_gradient, views_each, widens, lists)
 
 

@@ -12,6 +12,8 @@ Tensors, separated by commas; the same for several results:
     b s, [s] -> b s      an operand that may be absent
     {... s} -> ... s     a list of tensors; without braces, those of a list one by one
     ..., * -> ...        an operand that may have any layout, because no element of it is read
+    *... -> ...          such an operand, whose dims the result has, sharded as they are; other
+                         operands have no dims
 
 Dims:
 
@@ -79,7 +81,7 @@ class Pattern:
         whole, nonempty: factors with `!` and `>0`.
         finish: (operand, factor) with `~`. beside: of `t~s`, (operand, t, s).
         optional, listed: the operands in `[]` and in `{}`.
-        unread: the operands that are `*`.
+        unread: the operands with `*`.
         lists_results: whether the result is in `{}`.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor;
             None where a table is the window.
@@ -165,6 +167,11 @@ def parse(text: str) -> Pattern:
              if name in kept or kind not in KINDS]
     if wrong:
         raise _malformed(text, f"{len(wrong)} factors have a kind that means nothing", wrong)
+    stays = [at for at in unread if operands[at]]
+    moves = [at for at, dims in enumerate(operands) if dims and at not in unread]
+    if stays and (len(stays) > 1 or moves):
+        raise _malformed(text, "an operand that stays as it is stands beside others that have dims",
+                         [sides[0].strip()])
     alone = sorted(f"{name}~{other}" for _, name, other in marks.beside if other not in kept)
     if alone:
         raise _malformed(text, "no result has the factor that another is sharded beside", alone)
@@ -209,9 +216,9 @@ class _Marks:
                 if part[:1] == pair[0] and part[-1:] == pair[1]:
                     found.append(at)
                     part = part[1:-1]
-            if part == "*" and given:
+            if part[:1] == "*" and given:
                 self.unread.append(at)
-                part = ""
+                part = part[1:]
             dims: list[tuple[str, ...]] = []
             for compound, window, single, wrong in _TOKEN.findall(part):
                 if wrong:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core import Cover, Layout
-from weft.rules.window import AnyWindow, OnBox, Window
+from weft.rules.window import AnyWindow, Idle, OnBox, Window
 
 __all__ = ["Decision", "FactorDims", "Length", "LocalArgs", "Rule"]
 
@@ -41,8 +41,8 @@ class Rule:
     """One operation as mathematics over factors.
 
     Args:
-        operands: per tensor operand, per dim, its factors; None for an operand that may have any
-            layout (only its metadata is read).
+        operands: per tensor operand, per dim, its factors; None for one whose dims no result has.
+        unread: the operands that stay as they are, because only their metadata is read.
         results: the same per result.
         sizes: the size of every factor.
         reduce: the kind of reduction of each factor that no result has.
@@ -67,6 +67,8 @@ class Rule:
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
             operand, whose shards the kernel combines; it then shards the factor in no other
             operand.
+        needs_kernel: whether the op itself would not do, so that the rule covers only calls of
+            which the kernel combines shards.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
             where it is sharded, ranks get the boxes that their shards of the factor read.
         spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
@@ -87,6 +89,7 @@ class Rule:
     whole: frozenset[str] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
     bias: tuple[int, ...] = ()
+    unread: frozenset[int] = frozenset()
     moves: bool = False
     size_arg: int | None = None
     size_dims: tuple[int, int] | None = None
@@ -96,6 +99,7 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
+    needs_kernel: bool = False
     windows: Mapping[tuple[int, str], AnyWindow] = field(
         default_factory=dict[tuple[int, str], AnyWindow]
     )
@@ -128,7 +132,8 @@ class Decision:
         reads: per operand, what ranks read of it beyond its layout; () if they read only what they
             own.
         folds: per result, the boxes of partial values that the local op leaves, which are summed.
-        runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
+        runs: coordinate -> what runs on the local tensors in place of the op, or `Idle`; None = the
+            op.
         finish: the dims (operand, dim) whose shards the op's kernel combines; empty if the op
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
@@ -146,7 +151,7 @@ class Decision:
     finish: tuple[tuple[int, int], ...] = ()
     reads: tuple[Cover | None, ...] = ()
     folds: tuple[Cover | None, ...] = ()
-    runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
+    runs: Callable[[tuple[int, ...]], Callable[..., Any] | Idle | None] | None = None
     starts: tuple[int, ...] | None = None
     keeps: bool = True
     lengths: tuple[Length, ...] | None = None

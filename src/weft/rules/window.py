@@ -17,8 +17,8 @@ from weft.core import Interval
 from weft.rules.call import Call
 
 __all__ = [
-    "AnyWindow", "Boxed", "BoxedDim", "OnBox", "OnRank", "Shift", "Table", "Tables", "Window",
-    "WindowText", "is_ring",
+    "AnyWindow", "Boxed", "BoxedDim", "Idle", "OnBox", "OnRank", "Shift", "Table", "Tables",
+    "Window", "WindowText", "is_ring",
 ]
 
 
@@ -224,18 +224,11 @@ class Boxed:
         args, kwargs: of the op; TensorArgs stand for tensors.
         dims: the dims of the first operand that has windows, or is read by windows of results, in
             order.
-        shapes: of the results on this rank.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dims: tuple[BoxedDim, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the rank has nothing of the results."""
-        return any(0 in shape for shape in self.shapes)
 
     def arg(self, call: Call, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""
@@ -243,14 +236,23 @@ class Boxed:
         return self.args[at] if at < len(self.args) else self.kwargs.get(name, default)
 
 
-OnRank = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What runs on a rank that has nothing of one of the results: nothing. These are their shapes.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+
+
+OnRank = tuple[Callable[..., Any] | Idle | None, tuple[Any, ...], dict[str, Any]]
 """What runs on the local tensors of one rank (None: the op), and its arguments."""
+
 
 OnBox = Callable[[Call, Boxed], OnRank]
 """(call, boxed) -> what runs there.
 
 Windowed dims that are sharded come as the boxes that the rank reads, padding included, so that the
-op runs without padding along them.
+op runs without padding along them. A rank with an empty result is not asked (`Idle`).
 """
 
 Tables = Callable[[Call], Mapping[str, Table | Shift]]

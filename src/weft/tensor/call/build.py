@@ -263,30 +263,28 @@ def _program(
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """The recipe of an op that is composed of others, and its form for other lengths."""
     op, trace, mesh = builder.op, builder.trace, builder.mesh
-    parts = composite.trace if isinstance(composite, Parts) else None
-    function = composite.function
-    is_cast = parts is None and torch.is_autocast_enabled(mesh.kernel_type)
+    parts = composite if isinstance(composite, Parts) else None
+    compose = applied(composite.function, op) if parts is None else op_by_op(parts.trace, mesh)
+    is_cast = torch.is_autocast_enabled(mesh.kernel_type) and (parts is None or parts.is_cast)
     if is_cast and not composite.each_call:
-        function = as_autocast(function, dtype_of(op, trace, mesh), mesh.kernel_type)
+        compose = as_autocast(compose, dtype_of(op, trace, mesh), mesh.kernel_type)
     is_program = not (composite.each_call or is_cast or builder.target is not None)
     if is_program and mesh.here is not None:
         composer = Composer(builder.tensors, mesh)
         slots = {at: Slot(at) for at in range(len(builder.tensors))}
         if parts is None:
-            out = composer.composed(function, op)
+            out = composer.composed(composite.function, op)
         else:
-            out = composer.add(parts, dict(slots))
+            out = composer.add(parts.trace, dict(slots))
         if out is not None:
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of_several(op, composer, program)
-    if parts is not None:
-        return as_calls(op_by_op(parts, mesh), trace, op.results), None
     runner = Function(fallback.runner(mesh, by_book.NO_COMPOSITION))
     otherwise = builder.fallback(by_book.NO_COMPOSITION) if mesh.here is not None else runner
     target = None if composite.writes else builder.target
     return as_calls(
-        applied(function, op), trace, op.results, target, writes=composite.writes,
+        compose, trace, op.results, target, writes=composite.writes,
         is_leaf=builder.is_leaf, otherwise=otherwise), None
 
 

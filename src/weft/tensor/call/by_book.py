@@ -77,6 +77,6 @@ def of_op(func: Any, op: Op, mesh: BoundMesh) -> Function | None:
         return None
     about = facts(op.overload)
     entry = entry_of(about)
-    if entry is None or entry.compose is None or bool(about.writes) is not entry.is_in_place:
+    if entry is None or entry.compose is None or bool(about.writes) is not entry.writes:
         return None
     return _composed(entry, mesh, NO_COMPOSITION, op)

@@ -53,20 +53,24 @@ def choose(
     if entry is None:
         return Choice(None, None, own)
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
-    rule = given if isinstance(given, Rule) else entry.rule(call, wants)
-    if given is None and rule is None and entry.compose is not None:
-        if entry.each_call:
-            return Choice(ops.Composite(entry.compose, True, entry.is_in_place), None, own)
-        if all(layout.is_replicated for layout in layouts):
+    for rule in entry.covering(call, wants):
+        found = given or _decided(rule, call, layouts, wants, target, entry.kernel, slices)
+        if given is not None or isinstance(found, ops.Kernel) or not rule.needs_kernel:
+            return Choice(_in_order(found, about, results), rule, own)
+    if given is None and entry.compose is not None:
+        if not entry.each_call and all(layout.is_replicated for layout in layouts):
             return Choice(ops.replicated(call, layouts), None, own)
-        given = ops.Composite(entry.compose)
-    if isinstance(given, ops.Composite) and not (about.is_view or about.writes):
-        given = match_stride_order(given, results)
-    if given is None or isinstance(given, Rule):
-        if rule is None:
-            return Choice(None, None, own)
-        given = _decided(rule, call, layouts, wants, target, entry.kernel, slices)
-    return Choice(given, rule, own)
+        given = ops.Composite(entry.compose, entry.each_call, entry.writes)
+    return Choice(_in_order(given, about, results), None, own)
+
+
+def _in_order(given: Chosen, about: Facts, results: Sequence[torch.Tensor]) -> Chosen:
+    """A composition that is recorded leaves results in the memory order of the op's own."""
+    if isinstance(given, ops.Composite) and not (
+        given.each_call or about.is_view or about.writes
+    ):
+        return match_stride_order(given, results)
+    return given
 
 
 def _decided(

@@ -85,7 +85,7 @@ class Composer:
         trace = Trace((op,), op.results, (*self.traced, *metas))
         builder = Builder(None, trace, self.values, self.mesh, range(len(self.values)))
         made = builder.build()
-        if isinstance(made, Parts):
+        if isinstance(made, Parts) and not made.is_cast:
             out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
             return None if out is None else slots_of(out)
         if isinstance(made, ops.Composite):

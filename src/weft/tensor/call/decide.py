@@ -22,7 +22,7 @@ from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
-from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, packed
+from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, nothing, packed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
@@ -74,7 +74,7 @@ class Builder:
         self.entry: rules.Entry | None = None
         self.rule: Rule | None = None
         self.own: rules.OwnRule | None = None
-        self.by_form = self.clashes = False
+        self.by_form = self.clashes = self.is_idle = False
         self.kernel: BoundKernel | None = None
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
@@ -119,7 +119,8 @@ class Builder:
             call, entry, self.facts, layouts, wants, results, target, slices)
         if chosen is None:
             metas = [meta_like(tensor) for tensor in self.tensors]
-            chosen = parts_of(self.op, metas, self.mesh.kernel_type)
+            dtype = dtype_of(self.op, self.trace, self.mesh)
+            chosen = parts_of(self.op, metas, self.mesh.kernel_type, dtype)
         match chosen:
             case ops.Composite():
                 if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
@@ -263,9 +264,9 @@ class Builder:
         here = self.mesh.here
         # A node of Python's keeps its edges; a kernel may not.
         own = self.own is not None and not decision.finish and not self.name.startswith("aten.")
-        if not any(wants) or self.facts.is_view or own or all(
+        if not any(wants) or (not self.is_idle and (self.facts.is_view or own or all(
             0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
-        ):
+        ))):
             return ()
         wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]
         found = differentiated(self.op, self.tensors, wanted)
@@ -296,6 +297,10 @@ class Builder:
         local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
         if decision.runs is not None and self.mesh.here is not None:
             local = decision.runs(self.mesh.here) or local
+        self.is_idle = isinstance(local, rules.Idle)
+        if self.is_idle:
+            metas = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
+            local = nothing(local.shapes, [meta.dtype for meta in metas])
         if self._has_gaps():
             local = packed(local)
         if copies:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
 
 from weft.core import Layout
-from weft.tensor.trace.trees import map_tensors
+from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.execute import unshared
 
 __all__ = [
-    "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "packed",
+    "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "nothing",
+    "packed",
 ]
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add))
@@ -59,6 +61,18 @@ def packed(local: Any) -> Any:
     return lambda x, *args, **kwargs: local(
         x.clone(memory_format=torch.contiguous_format), *args, **kwargs
     )
+
+
+def nothing(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+) -> Callable[..., Any]:
+    """The results of a rank that has no elements of one of them, in place of the op."""
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = flatten((args, kwargs))[0]
+        made = [given.new_zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)]
+        return tuple(made) if len(made) > 1 else made[0]
+
+    return run
 
 
 def has_gaps(dtypes: tuple[torch.dtype, torch.dtype], layout: Layout) -> bool:
