@@ -16,13 +16,14 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental import _config
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from weft.comm import RecordingWorld
 from weft.core.scopes import setting
@@ -65,6 +66,8 @@ class DryTensors(TorchDispatchMode):
         self.meter = Meter(_has_memory)
         self.asks_for_meta = False
         """Whether the program names the meta device in the call that runs."""
+        self.num_guessed = 0
+        """How often a value was read that is not known."""
         self._random = torch.Generator()
         self._lost: dict[int, StorageWeakRef] = {}
         """Storages of values that something unknown was written to. A reference keeps the address,
@@ -152,6 +155,22 @@ class DryTensors(TorchDispatchMode):
         elif value.numel() <= _KNOWN_NUMEL:
             setattr(tensor, _VALUE, value)
 
+    def deepcopy(
+        self, tensor: torch.Tensor, make: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """A deep copy, made by torch, of the tensor alone: torch copies all attributes, too, and a
+        copy of the values would be a tensor of the program's."""
+        value = vars(tensor).pop(_VALUE, None)
+        try:
+            made = make()
+        finally:
+            if value is not None:
+                setattr(tensor, _VALUE, value)
+        known = self.known(tensor)
+        if known is not None:
+            self.learn(made, known.clone())
+        return made
+
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for one of the program's tensors."""
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
@@ -173,6 +192,7 @@ class DryTensors(TorchDispatchMode):
         value = self.known(tensor)
         if value is not None:
             return value.item()
+        self.num_guessed += 1
         kind = type(torch.empty((), dtype=tensor.dtype, device="cpu").item())
         return kind(self.reads)
 
@@ -181,7 +201,9 @@ class DryTensors(TorchDispatchMode):
         value = self.known(tensor)
         if value is not None:
             return value.clone()
-        return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
+        self.num_guessed += 1
+        with _disable_current_modes():
+            return torch.full(tensor.shape, self.reads, dtype=tensor.dtype)
 
     def _by_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an op that depends on data: by the values if they are known, else as if
