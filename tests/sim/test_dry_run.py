@@ -90,6 +90,22 @@ def test_what_follows_from_constants_can_be_read() -> None:
     assert torch.zeros(2).device.type == "cpu" and torch.tensor([1]).item() == 1
 
 
+def test_masks_select_as_many_elements_on_other_ranks() -> None:
+    """Where blocks of a mask are exchanged, and of one that data decide, too."""
+    seen: list[Any] = []
+
+    def program(mesh: Any) -> None:
+        x = weft.zeros(9, 4, mesh=mesh, placements=P("x"))
+        chosen = torch.nn.functional.one_hot(x.topk(2).indices, 4).permute(2, 1, 0)
+        seen.append(sum(len(torch.where(one)[0]) for one in chosen))  # rows travel to 2 of 3 ranks
+        unknown = x.sin() > torch.empty(4)
+        x[unknown] = x[unknown] * 2
+        seen.append(x[unknown].shape)
+
+    weft.dry_run(program, {"x": 3})
+    assert 9 <= seen[0] <= 36 and seen[1] == (36,)  # 18 in a run
+
+
 def test_deep_copies_keep_what_is_known() -> None:
     """An average of a model is a deep copy: of buffers, too, whose values are known."""
     seen: list[list[float]] = []

@@ -57,9 +57,10 @@ class _Aligned:
     axes: tuple[int, ...]
     first: int
 
-    def counts(self, name: str) -> list[int]:
-        """How many elements each shard of the mask selects."""
-        count = int(self.mask.sum())
+    def counts(self, name: str, count: int | None = None) -> list[int]:
+        """How many elements each shard of the mask selects; `count`: mine, where that is known."""
+        if count is None:  # of a mask without data as many as `nonzero` finds there
+            count = len(self.mask[self.mask]) if self.mask.is_meta else int(self.mask.sum())
         if not self.axes:
             return [count]
         mine = torch.tensor(count, device=self.mesh.device)
@@ -154,7 +155,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     check_shape(x, mask, first)
     both = _aligned(name, x, mask, first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
-    cuts = _offsets(both.counts(name))
+    cuts = _offsets(both.counts(name, local.shape[first]))
     layout = both.selected(mask.dim(), cuts)
     return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
@@ -230,7 +231,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     start, _ = both.layout.box_at(both.mesh.here)[0]
     if start:
         found[:, 0] += start
-    cuts = _offsets(both.counts("nonzero"))
+    cuts = _offsets(both.counts("nonzero", len(found)))
     line = both.line(cuts)
     if not as_tuple:
         layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
