@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -81,10 +82,47 @@ def test_what_follows_from_constants_can_be_read() -> None:
         known.add_(unknown)  # no more
         seen.append((unknown.sum().item(), known[0].item(), torch.tensor([3, 4]).max().item()))
         seen.append(torch.tensor([0, 2, 0, 5]).nonzero().shape)
+        seen.append((unknown.tolist(), unknown.numpy()[0], f"{unknown[0]:.1f} {known.min():.0f}"))
 
     weft.dry_run(program, {"x": 4}, reads=7)
-    assert seen == [True, [0, 2, 4, 6], (7.0, 7.0, 4), (2, 1)]
+    assert seen[:-1] == [True, [0, 2, 4, 6], (7.0, 7.0, 4), (2, 1)]
+    assert seen[-1] == ([7.0] * 3, 7.0, "7.0 7")
     assert torch.zeros(2).device.type == "cpu" and torch.tensor([1]).item() == 1
+
+
+def test_masks_select_as_many_elements_on_other_ranks() -> None:
+    """Where blocks of a mask are exchanged, and of one that data decide, too."""
+    seen: list[Any] = []
+
+    def program(mesh: Any) -> None:
+        x = weft.zeros(9, 4, mesh=mesh, placements=P("x"))
+        chosen = torch.nn.functional.one_hot(x.topk(2).indices, 4).permute(2, 1, 0)
+        seen.append(sum(len(torch.where(one)[0]) for one in chosen))  # rows travel to 2 of 3 ranks
+        unknown = x.sin() > torch.empty(4)
+        x[unknown] = x[unknown] * 2
+        seen.append(x[unknown].shape)
+
+    weft.dry_run(program, {"x": 3})
+    assert 9 <= seen[0] <= 36 and seen[1] == (36,)  # 18 in a run
+
+
+def test_deep_copies_keep_what_is_known() -> None:
+    """An average of a model is a deep copy: of buffers, too, whose values are known."""
+    seen: list[list[float]] = []
+
+    def program(mesh: Any) -> None:
+        model = weft.distribute_module(nn.BatchNorm1d(4), mesh)
+        mean = copy.deepcopy(model)
+        assert mean.running_var.sharding == model.running_var.sharding
+        count = torch.zeros(2)
+        known = copy.deepcopy(count)
+        count.add_(torch.empty(2))
+        lost = copy.deepcopy(count)
+        known.add_(1)
+        seen.extend([known.tolist(), lost.tolist(), mean.running_var.tolist()])
+
+    weft.dry_run(program, {"x": 2}, reads=7)
+    assert seen == [[1.0, 1.0], [7.0, 7.0], [1.0] * 4]
 
 
 @pytest.mark.parametrize("way", ["with", "text"])
@@ -198,6 +236,9 @@ def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         weft.dry_run(fails, (2,))
+    with pytest.raises(IndexError) as caught:
+        weft.dry_run(lambda mesh: [][int(torch.empty(()).item())], (2,))
+    assert "1 reads had 0.0 instead" in caught.value.__notes__[0]
     with pytest.raises(MeshError, match="has 2 ranks"):
         weft.dry_run(train, (2,), rank=2)
     with pytest.raises(ShardTypeError, match="a step or more"):

@@ -369,6 +369,31 @@ def test_a_gradient_penalty_where_a_rank_has_no_rows(spec: P) -> None:
         torch.testing.assert_close(found, due)
 
 
+def test_results_of_one_call_end_in_the_order_of_ranks_with_rows() -> None:
+    """A cell's output is made of its state. On a rank without rows, too, the gradient of the state
+    is complete after that of the output, which a second module reads."""
+    def gradients(put: Any, x: Any) -> list[Any]:
+        torch.manual_seed(0)
+        cell, head = put(nn.LSTMCell(4, 3).double()), put(nn.Linear(3, 4).double())
+        state = x.new_zeros(2, 3), x.new_zeros(2, 3)
+        for _ in range(2):
+            state = cell(x, state)
+            x = head(state[0])
+        x.square().mean().backward()
+        return [one.grad for one in (*cell.parameters(), *head.parameters())]
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        def put(module: nn.Module) -> nn.Module:
+            return weft.distribute_module(module, mesh, shardings={"*": P("dp")})
+
+        x = weft.distribute_tensor(X[:2], mesh, P("dp"))
+        return [one.full_tensor() for one in gradients(put, x)]
+
+    due = gradients(lambda module: module, X[:2])
+    for found in weft.testing.run(on_rank, mesh={"dp": 3}):
+        torch.testing.assert_close(found, due)
+
+
 @ranks(dp=2)
 def test_a_weight_written_after_its_use_raises(mesh: Any) -> None:
     model: Any = weft.distribute_module(Model(), mesh, shardings={"*": P("dp")})

@@ -13,6 +13,7 @@ import torch
 
 import weft
 from weft import P
+from weft.errors import CommunicationError
 
 SOURCE = """
 STACK = []
@@ -24,6 +25,11 @@ class Context:
     def __exit__(self, *_):
         if STACK.pop() is not self:
             raise ValueError("another context is on top")
+
+def total(x):
+    is_first = not STACK
+    STACK.append(x)
+    return x.sum().item() if is_first else x.full_tensor()
 """
 
 
@@ -56,6 +62,15 @@ def test_a_package_that_fails_in_a_rank_is_named(package: Any) -> None:
     ]
     package.STACK.clear()
     weft.testing.run(program, 1, {"dp": 1})
+
+
+def test_a_package_whose_ranks_disagree_is_named(package: Any) -> None:
+    def program(mesh: Any) -> None:
+        package.total(weft.ones(4, mesh=mesh, spec=P("dp")))
+
+    with pytest.raises(CommunicationError, match="no rank can run on") as error:
+        weft.testing.run(program, 2, {"dp": 2})
+    assert error.value.__notes__[1].startswith("stacked called it: simulated ranks are threads")
 
 
 def own_mistake(mesh: Any) -> None:

@@ -5,7 +5,8 @@ the right size and record every collective with the bytes that this rank receive
 volumes of bandwidth-optimal algorithms. Of tensors without memory values may be known, and what
 others have is then taken from what this rank has: reductions and gathers are those of equal values
 (a mask of ones has no zero on any rank), and every rank sends the one that follows k places after
-it what this rank sends the one k places after itself.
+it what this rank sends the one k places after itself. Where that is of another size, masks are
+made of what this rank sends in all.
 
 While `recording(world)` is open, the thread is in that world.
 """
@@ -36,6 +37,9 @@ __all__ = [
 
 _FEW = 64
 """In a group of more ranks, what each sends is not asked for."""
+
+_MASKS = (torch.bool, torch.uint8)
+"""The dtypes of masks, and of their bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,8 @@ class RecordingCommunicator(Communicator):
         ):
             parts = x.split(send)
             return self._made(torch.cat, [parts[other] for other in like])
+        if x.is_meta and x.dtype in _MASKS and x.numel():
+            return self._made(_repeated, x, sum(recv))
         return self._made(_blank, x, sum(recv))
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
@@ -167,6 +173,10 @@ class RecordingCommunicator(Communicator):
 
 def _blank(x: Tensor, numel: int) -> Tensor:
     return x.new_empty(numel) if x.is_meta else x.new_zeros(numel)
+
+
+def _repeated(x: Tensor, numel: int) -> Tensor:
+    return x.repeat(-(-numel // x.numel()))[:numel]
 
 
 def _of_equal(x: Tensor, kind: str, size: int) -> Tensor:

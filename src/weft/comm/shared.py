@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from types import TracebackType
 
+from weft.errors import CommunicationError
+
 __all__ = ["note_on"]
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[^/\\]*[/\\]")
@@ -28,25 +30,27 @@ def note_on(error: BaseException, num_ranks: int) -> str | None:
             "mesh.get_local_rank(axis) say which rank this is, or the program runs over processes: "
             f"weft run -n {num_ranks} script.py"
         )
-    package = _raised_by(error.__traceback__)
+    disagree = isinstance(error, CommunicationError)
+    package = _package_in(error.__traceback__, disagree)
     if package is None or num_ranks < 2:
         return None
     return (
-        f"{package} raised it: simulated ranks are threads of one process and share what {package} "
+        f"{package} {'called' if disagree else 'raised'} it: simulated ranks are threads of one process and share what {package} "
         "keeps in module globals, which processes do not. If that is the cause, the program runs "
         f"over processes: weft run -n {num_ranks} script.py"
     )
 
 
-def _raised_by(traceback: TracebackType | None) -> str | None:
-    """The installed package of the innermost frame, except torch and numpy."""
+def _package_in(traceback: TracebackType | None, calls_weft: bool) -> str | None:
+    """The installed package of the innermost frame, except torch and numpy. Inside weft it is none,
+    or the package that has called weft."""
     found = None
     while traceback is not None:
         frame = traceback.tb_frame
         name = frame.f_globals.get("__name__", "").partition(".")[0]
         if name not in _CARRIED:
             found = name if _INSTALLED.search(frame.f_code.co_filename) else None
-        elif name == "weft":
+        elif name == "weft" and not calls_weft:
             found = None
         traceback = traceback.tb_next
     return found

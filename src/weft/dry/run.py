@@ -129,7 +129,8 @@ def dry_run(
         world.heard = clock.heard
         counted = _Counted(tensors, log, world, clock, steps)
         with counted.hooks(), suppress(_Enough), crew.running():
-            fn(world.bind(value, "meta"))
+            with _says_what_was_read(tensors):
+                fn(world.bind(value, "meta"))
         found = counted.result(value, rank, networks, start)
         return replace(found, device=kind, meshes=tuple(world.made))
 
@@ -140,6 +141,19 @@ def _as_rank(world: RecordingWorld, tensors: DryTensors) -> Iterator[None]:
     world.known, world.learn = tensors.known, tensors.learn
     with recording(world), alone(world), Devices(tensors), tensors:
         yield
+
+
+@contextmanager
+def _says_what_was_read(tensors: DryTensors) -> Iterator[None]:
+    """An error of the program says that values which it had read are not those of a run."""
+    try:
+        yield
+    except Exception as error:
+        if tensors.num_guessed:
+            error.add_note(
+                f"  in a dry run, where data have no values: {tensors.num_guessed} reads had "
+                f"{tensors.reads} instead (reads= is another value)")
+        raise
 
 
 class _Script:

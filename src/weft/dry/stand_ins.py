@@ -41,8 +41,11 @@ class Devices(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _TO_PYTHON and type(args[0]) in _PLAIN and args[0].is_meta:
+        reads = func in _TO_PYTHON or (func is torch.Tensor.__format__ and not args[0].dim())
+        if reads and type(args[0]) in _PLAIN and args[0].is_meta:
             return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
+        if func is torch.Tensor.__deepcopy__ and args[0].is_meta:
+            return self.tensors.deepcopy(args[0], functools.partial(func, *args, **kwargs))
         if func in _TO_ACCELERATORS:
             return func.__self__ if not args else args[0]
         if func is torch.Tensor.cpu and _is_the_programs(args[0]):
@@ -61,8 +64,7 @@ class Devices(TorchFunctionMode):
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__,
-              torch.Tensor.__format__)
+_TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 _TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
 
 

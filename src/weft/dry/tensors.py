@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ class DryTensors(TorchDispatchMode):
         self.meter = Meter(_has_memory)
         self.asks_for_meta = False
         """Whether the program names the meta device in the call that runs."""
+        self.num_guessed = 0
+        """How often a value was read that is not known."""
         self._random = torch.Generator()
         self._lost: dict[int, StorageWeakRef] = {}
         """Storages of values that something unknown was written to. A reference keeps the address,
@@ -152,6 +155,22 @@ class DryTensors(TorchDispatchMode):
         elif value.numel() <= _KNOWN_NUMEL:
             setattr(tensor, _VALUE, value)
 
+    def deepcopy(
+        self, tensor: torch.Tensor, make: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """A deep copy, made by torch, of the tensor alone: torch copies all attributes, too, and a
+        copy of the values would be a tensor of the program's."""
+        value = vars(tensor).pop(_VALUE, None)
+        try:
+            made = make()
+        finally:
+            if value is not None:
+                setattr(tensor, _VALUE, value)
+        known = self.known(tensor)
+        if known is not None:
+            self.learn(made, known.clone())
+        return made
+
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for one of the program's tensors."""
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
@@ -173,12 +192,15 @@ class DryTensors(TorchDispatchMode):
         value = self.known(tensor)
         if value is not None:
             return value.item()
+        self.num_guessed += 1
         kind = type(torch.empty((), dtype=tensor.dtype, device="cpu").item())
         return kind(self.reads)
 
     def read_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of a tensor on the CPU; unknown ones are all alike."""
         value = self.known(tensor)
+        if value is None:
+            self.num_guessed += 1
         with _disable_current_modes():
             if value is not None:
                 return value.clone()

@@ -12,16 +12,26 @@ from typing import Any
 
 import torch
 
-from weft.tensor.trace.derivatives import Constant, Curved
-from weft.tensor.trace.trees import map_tensors
+from weft.tensor.trace.derivatives import Behind, Constant, Curved
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["tie", "tied"]
 
 
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
-    """The results with graph edges, each to the operands that `anchor` names for it."""
-    each = iter(anchor)
-    return map_tensors(lambda one: tie(one, _ends(next(each), locals_)), out)
+    """The results with graph edges, each to the operands that `anchor` names for it, and to the
+    results behind it: so their gradients are complete in the order of other ranks."""
+    results, done = flatten(out), dict[int, torch.Tensor]()
+
+    def result(at: int) -> torch.Tensor:
+        if at not in done:
+            behind = [result(one) for one in anchor[at] if type(one) is Behind]
+            ends = _ends([one for one in anchor[at] if type(one) is not Behind], locals_)
+            done[at] = tie(results[at], [*ends, *behind])
+        return done[at]
+
+    each = iter(range(len(results)))
+    return map_tensors(lambda _: result(next(each)), out)
 
 
 def _ends(edges: Sequence[int], locals_: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -51,9 +51,10 @@ class _Aligned:
     axes: tuple[int, ...]
     first: int
 
-    def counts(self, name: str, count: int) -> list[int]:
-        """How many elements each shard of the mask selects, of which this rank's selects `count`.
-        """
+    def counts(self, name: str, count: int | None = None) -> list[int]:
+        """How many elements each shard of the mask selects; `count`: mine, where that is known."""
+        if count is None:  # of a mask without data as many as `nonzero` finds there
+            count = len(self.mask[self.mask]) if self.mask.is_meta else int(self.mask.sum())
         if not self.axes:
             return [count]
         mine = torch.tensor(count, device=self.mesh.device)
@@ -253,7 +254,7 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     both = _aligned(
         "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
     )
-    cuts = _offsets(both.counts("masked_scatter", int(both.mask.sum())))
+    cuts = _offsets(both.counts("masked_scatter"))
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
@@ -290,7 +291,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         return
     _check_dtype(x, value)
     both = _aligned("__setitem__", x, mask, first, reduced=True)
-    cuts = _offsets(both.counts("__setitem__", int(both.mask.sum())))
+    cuts = _offsets(both.counts("__setitem__"))
     result = both.selected(num, cuts)
     if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
         raise RuntimeError(

@@ -30,7 +30,7 @@ def send_packed(
     there = mesh.along(axes, mesh.here)
     mine, wanted = src.box_at(mesh.here), dst.box_at(mesh.here)
     sent = [
-        _packed(mask.new_empty(0) if box is None else part(box, mine)(mask))
+        _packed(mask.reshape(-1)[:0] if box is None else part(box, mine)(mask))
         for box in (intersect(mine, dst.box_at(place)) for place in there)
     ]
     boxes = [intersect(src.box_at(place), wanted) for place in there]

@@ -15,7 +15,7 @@ from weft.tensor.takeover import twin_of
 from weft.tensor.trace.capture import Op, meta_like, unwatched
 from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
 
-__all__ = ["EDGES", "Constant", "Curved", "differentiated", "edges"]
+__all__ = ["EDGES", "Behind", "Constant", "Curved", "differentiated", "edges"]
 
 EDGES: dict[Any, tuple[tuple[int, ...], ...]] = {}
 """What was asked of ops, with their tensors numbered in order: the same on all simulated ranks."""
@@ -36,7 +36,8 @@ def _kept(tensor: torch.Tensor) -> torch.Tensor:
 def differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Per result, which of the `wanted` slots get a gradient from it, at global shape."""
+    """Per result, which of the `wanted` slots get a gradient from it, at global shape, and which
+    other results are `Behind` it."""
     slots = list(dict.fromkeys(slot.index for slot in slots_of((op.args, op.kwargs))))
     numbers = {slot: number for number, slot in enumerate(slots)}
     args, kwargs = replaced((op.args, op.kwargs), Slot, lambda slot: Slot(numbers[slot.index]))
@@ -49,6 +50,8 @@ def differentiated(
 
 
 def _renumbered(edge: int, slots: Sequence[int]) -> int:
+    if type(edge) is Behind:
+        return edge
     if type(edge) is Curved:
         return Curved.make(slots[edge], [slots[one] for one in edge.on])
     return Constant(slots[edge]) if type(edge) is Constant else slots[edge]
@@ -57,13 +60,18 @@ def _renumbered(edge: int, slots: Sequence[int]) -> int:
 def _differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
+    behind: list[tuple[int, ...]] = []
+
     def call(given: Callable[[int], torch.Tensor]) -> Any:
         args, kwargs = replaced((op.args, op.kwargs), Slot, lambda slot: given(slot.index))
-        return op.overload(*args, **kwargs)
+        out = op.overload(*args, **kwargs)
+        behind.extend(_behind([one.grad_fn for one in flatten(out)]))
+        return out
 
     with unwatched():
         try:
-            return edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
+            found = edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
+            return tuple([mine + others for mine, others in zip(found, behind)])
         except (RuntimeError, ZeroDivisionError):
             # Meta tensors do not know its derivative (that of nothing, or it reads a number, as
             # that of a complex svd): all may have one.
@@ -74,6 +82,30 @@ def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
     """For questions that strides do not change the answer to: all ops take contiguous ones."""
     with unwatched():
         return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
+
+
+def _behind(nodes: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Per result of an op, by the nodes that made them, the other results whose gradient is
+    complete no sooner: those that it was made of, and later ones of the same node."""
+    if sum(node is not None for node in nodes) < 2:
+        return [()] * len(nodes)
+    found: list[tuple[int, ...]] = []
+    for at, node in enumerate(nodes):
+        seen, todo = {node}, [node]
+        while todo:
+            last = todo.pop()
+            more = [] if last is None else [one for one, _ in last.next_functions]
+            todo += [one for one in more if one not in seen]
+            seen.update(more)
+        found.append(tuple([
+            Behind(other) for other, one in enumerate(nodes)
+            if one is not None and one in seen and (one is not node or other > at)
+        ]))
+    return found
+
+
+class Behind(int):
+    """The number of a result whose gradient comes from another one, too."""
 
 
 class Constant(int):
