@@ -220,6 +220,33 @@ def test_bytes_and_memory_of_a_warp() -> None:
     assert {found["all_gather"] for found, _ in got} == {3 * 2 * 8}
 
 
+@pytest.mark.parametrize("pad", ["zeros", "reflection"])
+def test_memory_of_a_field_of_one_channel(pad: str) -> None:
+    """The points take most of it: they are computed a piece at a time, and none of them are kept
+    but those that the kernel reads."""
+    x, points = torch.randn(1, 1, 512, 64, dtype=torch.float64), _identity(512, 64, aligned=False)
+
+    def carried(x: Any, points: Any) -> Any:
+        out = F.grid_sample(
+            x.requires_grad_(), points.requires_grad_() + 1 / 512, "bilinear", pad, False)
+        out.sum().backward()
+        return x.grad, points.grad
+
+    def on_rank(mesh: Any) -> tuple[Any, int]:
+        mine = [weft.distribute_tensor(one, mesh, spec, src_data_rank=None)
+                for one, spec in ((x, P(None, None, "x")), (points, P(None, "x")))]
+        with peak_memory(*mine) as memory:
+            grads = carried(*mine)
+        return [held(one) for one in grads], memory.peak
+
+    got = weft.testing.run(on_rank, mesh={"x": 4})
+    with peak_memory(x, points) as one:
+        due = carried(x.clone(), points.clone())
+    for place, each in enumerate(due):
+        check(each, [mine[place] for mine, _ in got], f"{place}", 1e-10)
+    assert max(peak for _, peak in got) < 1.3 * one.peak / 4
+
+
 def _grid_like(field: Any, theta: Any) -> Any:
     """As docs/fields.md has it."""
     height, width = field.shape[-2:]
