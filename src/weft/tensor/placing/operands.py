@@ -29,6 +29,7 @@ from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
 from weft.transport.facts import partial_axes, replicated
+from weft.transport.in_flight import InFlight, moved
 from weft.transport.order import Order
 from weft.transport.transition import Transition
 
@@ -104,6 +105,9 @@ def _enter_all(
         local = tensor._local if sharded else tensor
         if type(local) is Moved:
             local = unwrap_view(local)
+        if type(local) is InFlight and (part := moved(local, transition)) is not None:
+            locals_[place] = part
+            continue
         if not (grad_mode and local.requires_grad):
             locals_[place] = transition(local, read_only_use=True)
             continue
