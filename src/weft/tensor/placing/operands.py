@@ -200,6 +200,24 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     if not views:
         _forget_in_backward(views)
     views[key] = (local, state, out)
+    node = out.grad_fn
+    if node is not None:
+        node.register_prehook(_Forget(weakref.ref(views), key))
+
+
+class _Forget:
+    """Before the gradient of a moved operand moves back: the operand has been read for the last
+    time, and what moves back needs the memory."""
+
+    __slots__ = ("key", "views")
+
+    def __init__(self, views: weakref.ref[OperandCache], key: Any) -> None:
+        self.views, self.key = views, key
+
+    def __call__(self, gradients: Any) -> None:
+        views = self.views()
+        if views is not None:
+            views.pop(self.key, None)
 
 
 def _forget_in_backward(views: OperandCache) -> None:
