@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.indexing.index_layouts import IndexLayout, unused
+from weft.ops.indexing.index_layouts import IndexLayout
 from weft.ops.indexing.rows import (
     element_layouts,
     matching,
@@ -22,7 +22,7 @@ from weft.ops.indexing.rows import (
     reads_nothing,
     unraveled,
 )
-from weft.ops.indexing.write import Write, Writer, adds_partial, as_partial
+from weft.ops.indexing.write import Write, Writer, adding_axes, as_partial
 from weft.ops.places import counted
 from weft.ops.scatter_reductions import index_reduce, joins, scatter_reduce, scatter_text
 from weft.rules import Call, Decision, op, page, rule
@@ -92,7 +92,7 @@ def _index_write(
     if not (fills or (values is not None and values.ndim == x.ndim)):
         return None
     if not x.dims[dim] and not (
-        adds and adds_partial(x, values) and values is not None and values.dims[dim]
+        adds and values is not None and adding_axes(x, values, values.dims[dim])
     ):
         return None
     more = {name: value for name, value in call.kwargs.items() if name != "out"}
@@ -140,8 +140,8 @@ def _scatter(
     adds = call.op == "aten.scatter_add.default" and call.tensors[0].dtype != "bool"
     source = sources[0] if sources else None
     beside: set[int] = set()
-    if adds and source is not None and adds_partial(x, source):
-        beside = set(source.dims[dim]) & unused(x)
+    if adds and source is not None:
+        beside = adding_axes(x, source, source.dims[dim])
     served = x.dims[dim] or (beside and source and source.shape[dim] == index.shape[dim])
     others = [at for at in range(x.ndim) if at != dim]
     if _falls_short(layouts, others if served else range(x.ndim), others):
@@ -160,7 +160,7 @@ def _scatter(
     if not delivers:
         own = places.shared.gathered((dim,))
         places = IndexLayout(own, own, None)
-    lent = x.partial
+    lent = x.without_partial(places.parted.sharded_axes).partial
     x = as_partial(x, places.parted)
     operands = [x, places.shared.fitted(index.shape)]
     if source is not None:
