@@ -144,6 +144,8 @@ def _scatter(
         beside = adding_axes(x, source, source.dims[dim])
     served = x.dims[dim] or (beside and source and source.shape[dim] == index.shape[dim])
     others = [at for at in range(x.ndim) if at != dim]
+    if adds and _names_rows(call, dim, others):
+        return Composite(_added_rows)
     if _falls_short(layouts, others if served else range(x.ndim), others):
         return Composite(_within(call.op, others))
     if not served:
@@ -178,6 +180,21 @@ def _scatter(
     writes = (lambda mesh: bind(mesh, True)) if puts else None
     axes = x.dims[dim] if delivers else ()
     return Local(Decision(tuple(operands), (x,)), bind, axes, writes)
+
+
+def _names_rows(call: Call, dim: int, others: Sequence[int]) -> bool:
+    """Whether an index is the same for all elements of a row: it was expanded to the shape of the
+    values, as sums over the edges of a graph are written."""
+    x, index, *sources = call.tensors
+    return bool(others and sources) and sources[0].shape == index.shape and all(
+        at in index.expanded and x.shape[at] == index.shape[at] for at in others)
+
+
+def _added_rows(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    for at in range(index.dim() - 1, -1, -1):
+        if at != dim % index.dim():
+            index = index.select(at, 0)
+    return x.index_add(dim, index, source)
 
 
 def _falls_short(layouts: Sequence[Layout], dims: Iterable[int], others: Sequence[int]) -> bool:
