@@ -124,6 +124,18 @@ _WRITES: list[Case] = [
          integers(9, high=3), reals(9, 2)),
     case("scatter_add_to_few", lambda a, i, v: a.scatter_add(0, i, v), reals(3, 2),
          integers(9, 2, high=3), reals(9, 2), per_mesh=4),
+    *[case(f"{name}_to_a_sum", call, reals(3, 2), integers(9, high=3), reals(9, 2),
+           layouts=(("p", "p.dt", "p.t", "p.d"), None, ("s0", "s0.d", "s0.t", "s0.dt", "s0!")),
+           per_mesh=3)
+      for name, call in {
+          "segment_sum": lambda a, i, v: a.index_add(0, i, v),
+          "put_added": lambda a, i, v: a.index_put((i,), v, accumulate=True),
+          "scatter_add": lambda a, i, v: a.scatter_add(0, i[:, None].expand(-1, 2), v)}.items()],
+    case("scatter_add_of_rows", lambda a, i, v: [
+        a.scatter_add(0, i[:, None].expand(-1, 2), v),
+        (a * 1).scatter_add_(0, i[:, None].expand(-1, 2), v),
+        a.mT.scatter_add(-1, i.expand(2, -1), v.mT)],
+         reals(7, 2), integers(5, high=7), reals(5, 2), per_mesh=4),
     case("index_amax_to_few", _index_reduced("amax"), reals(3, 2),
          integers(9, high=3), reals(9, 2), per_mesh=2),
     case("scatter_mean_of_ints", lambda a, i, v: a.scatter_reduce(0, i, v, "mean"),

@@ -220,38 +220,141 @@ def test_bytes_and_memory_of_a_warp() -> None:
     assert {found["all_gather"] for found, _ in got} == {3 * 2 * 8}
 
 
-def _grid_like(field: Any, theta: Any) -> Any:
-    """As docs/fields.md has it."""
-    height, width = field.shape[-2:]
-    ones = torch.ones_like(field[0, 0])
-    y, x = (2 * ones.cumsum(0) - 1) / height - 1, (2 * ones.cumsum(1) - 1) / width - 1
-    return torch.einsum("hwk,bck->bhwc", torch.stack([x, y, ones], -1), theta)
+@pytest.mark.parametrize("pad", ["zeros", "reflection"])
+def test_memory_of_a_field_of_one_channel(pad: str) -> None:
+    """The points take most of it: they are computed a piece at a time, and none of them are kept
+    but those that the kernel reads."""
+    x, points = torch.randn(1, 1, 512, 64, dtype=torch.float64), _identity(512, 64, aligned=False)
 
-
-def test_a_grid_that_is_made_of_the_field_stays_sharded() -> None:
-    """In a spatial transformer; no rank has the whole grid, which takes most of the memory."""
-    x = torch.randn(2, 3, 64, 48, dtype=torch.float64)
-    theta = torch.tensor([[[0.9, 0.1, 0.05], [-0.1, 0.95, 0.02]]] * 2, dtype=torch.float64)
-
-    def step(x: Any, theta: Any, make: Any) -> tuple[Any, Any]:
-        grid = make(x.requires_grad_().detach(), theta.requires_grad_())
-        out = F.grid_sample(x, grid, align_corners=False)
+    def carried(x: Any, points: Any) -> Any:
+        out = F.grid_sample(
+            x.requires_grad_(), points.requires_grad_() + 1 / 512, "bilinear", pad, False)
         out.sum().backward()
-        return out.detach(), theta.grad
+        return x.grad, points.grad
 
     def on_rank(mesh: Any) -> tuple[Any, int]:
-        field = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
-        given = weft.distribute_tensor(theta, mesh, P(), src_data_rank=None)
-        with peak_memory(field) as memory:
-            out, grad = step(field, given, _grid_like)
-        assert out.sharding == field.sharding
-        return (held(out), held(grad)), memory.peak
+        mine = [weft.distribute_tensor(one, mesh, spec, src_data_rank=None)
+                for one, spec in ((x, P(None, None, "x")), (points, P(None, "x")))]
+        with peak_memory(*mine) as memory:
+            grads = carried(*mine)
+        return [held(one) for one in grads], memory.peak
 
     got = weft.testing.run(on_rank, mesh={"x": 4})
-    with peak_memory(x) as one:
-        due = step(x.clone(), theta.clone(), lambda field, theta: F.affine_grid(
-            theta, list(field.shape), align_corners=False))
+    with peak_memory(x, points) as one:
+        due = carried(x.clone(), points.clone())
     for place, each in enumerate(due):
-        most = max(1.0, each.abs().max().item())
-        check(each, [mine[place] for mine, _ in got], f"{place}", 1e-11 * most)
-    assert max(peak for _, peak in got) < 1.5 * one.peak / 4
+        check(each, [mine[place] for mine, _ in got], f"{place}", 1e-10)
+    assert max(peak for _, peak in got) < 1.3 * one.peak / 4
+
+
+# Grids of matrices: they are made where they are used.
+
+LATE: dict[str, tuple[dict[str, int], Any, Any]] = {
+    "rows": ({"x": 4}, P(None, None, "x"), P()),
+    "rows and columns": ({"x": 2, "y": 2}, P(None, None, "y", "x"), P()),
+    "samples and rows": ({"dp": 2, "x": 2}, P("dp", None, "x"), P("dp")),
+    "samples, matrices whole": ({"dp": 2, "x": 2}, P("dp", None, "x"), P()),
+    "samples elsewhere": ({"dp": 2, "x": 2}, P(None, None, "x", "dp"), P("dp")),
+    "matrices sharded": ({"x": 3}, P(None, None, "x"), P(None, None, "x")),
+    "matrices partial": ({"x": 3}, P(None, None, None, "x"), P(partial={"x": "sum"})),
+}
+
+
+def _transformed(x: Any, theta: Any, aligned: bool) -> list[Any]:
+    """Two uses of one grid, and one use of a part of another one that is whole; first and second
+    derivatives."""
+    size = list(x.shape)
+    grid = F.affine_grid(theta.requires_grad_(), size, align_corners=aligned)
+    once = F.grid_sample(x.requires_grad_(), grid, align_corners=aligned)
+    twice = F.grid_sample(once, grid, align_corners=aligned)
+    other = F.affine_grid(2 * theta, size, align_corners=aligned)[:, 0].sin()
+    loss = (twice * twice).sum() + other.sum()
+    grads = torch.autograd.grad(loss, (x, theta), create_graph=True)
+    return [twice.detach(), other.detach(), *[one.detach().contiguous() for one in grads],
+            *[one.contiguous() for one in torch.autograd.grad(
+                grads[0].sin().sum() + grads[1].sin().sum(), (x, theta))]]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_grids_of_matrices(name: str) -> None:
+    torch.manual_seed(4)
+    axes, of_x, of_theta = LATE[name]
+    solid = name == "rows"
+    x = torch.randn(2, 1, *((7, 3, 4) if solid else (9, 6)), dtype=torch.float64)
+    theta = torch.eye(*((3, 4) if solid else (2, 3)), dtype=torch.float64)
+    theta = theta.repeat(2, 1, 1) + torch.randn(2, *theta.shape, dtype=torch.float64) / 8
+
+    def on_rank(mesh: Any, aligned: bool) -> list[Any]:
+        mine = [weft.distribute_tensor(one.clone(), mesh, spec, src_data_rank=None)
+                for one, spec in ((x, of_x), (theta, of_theta))]
+        return [held(one) for one in _transformed(mine[0], mine[1], aligned)]
+
+    for aligned in (False, True):
+        got = weft.testing.run(lambda mesh, a=aligned: on_rank(mesh, a), mesh=axes)
+        for place, due in enumerate(_transformed(x.clone(), theta.clone(), aligned)):
+            most = max(1.0, due.abs().max().item())
+            check(due, [mine[place] for mine in got], f"{place}", 1e-11 * most)
+
+
+def test_a_grid_that_waits_is_that_of_its_call() -> None:
+    """Matrices that change afterwards do not change it, nor does the mode in which it is used."""
+    theta = torch.tensor([[[0.9, 0.1, 0.05], [-0.1, 0.95, 0.02]]])
+    x = torch.randn(1, 1, 8, 5)
+    due = F.affine_grid(theta, [1, 1, 8, 5], align_corners=False)
+
+    def on_rank(mesh: Any) -> None:
+        image = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
+        given = weft.distribute_tensor(theta.clone(), mesh, P()).requires_grad_()
+        with torch.no_grad():
+            calm = F.affine_grid(given, [1, 1, 8, 5], align_corners=False)
+        with torch.inference_mode():
+            still = F.affine_grid(given.detach(), [1, 1, 8, 5], align_corners=False)
+        grids = [F.affine_grid(given, [1, 1, 8, 5], align_corners=False) for _ in range(3)]
+        with torch.no_grad():
+            given.zero_()
+        assert grids[0].requires_grad and not calm.requires_grad
+        for grid in (calm, grids[0]):
+            out = F.grid_sample(image, grid, align_corners=False)
+            torch.testing.assert_close(
+                out.full_tensor(), F.grid_sample(x, due, align_corners=False))
+            assert out.requires_grad == grid.requires_grad
+        for grid in (calm, still, *grids):  # used already, or not yet
+            torch.testing.assert_close(grid.to_local(), due)
+        kept: list[Any] = []
+        grids[2].register_hook(kept.append)
+        F.grid_sample(image, grids[2], align_corners=False).sum().backward()
+        assert kept[0].shape == due.shape
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@pytest.mark.parametrize("spec", [P(None, None, "x"), P(None, None, "x", "y")])
+def test_no_rank_makes_a_whole_grid(spec: Any) -> None:
+    """In a spatial transformer, where it takes most of the memory; the gradient of the matrices is
+    all that is sent beside halos."""
+    x = torch.randn(2, 1, 96, 96, dtype=torch.float64)
+    theta = torch.tensor([[[0.9123, 0.0971, 0.01], [-0.1013, 0.951, 0.02]]] * 2).double()
+
+    def step(x: Any, theta: Any) -> list[Any]:
+        grid = F.affine_grid(theta.requires_grad_(), list(x.shape), align_corners=False)
+        out = F.grid_sample(x, grid, align_corners=False)
+        out.sum().backward()
+        return [out.detach(), theta.grad]
+
+    def on_rank(mesh: Any) -> tuple[Any, int, int]:
+        field = weft.distribute_tensor(x, mesh, spec, src_data_rank=None)
+        given = weft.distribute_tensor(theta, mesh, P(), src_data_rank=None)
+        with peak_memory(field) as memory, weft.explain() as log:
+            out, grad = step(field, given)
+        assert out.sharding == field.sharding
+        back = sum(event.nbytes for event in log.events if event.direction == "backward")
+        return (held(out), held(grad)), memory.peak, back
+
+    axes = {"x": 4} if len(spec) < 4 else {"x": 2, "y": 2}
+    got = weft.testing.run(on_rank, mesh=axes)
+    with peak_memory(x) as one:
+        due = step(x.clone(), theta.clone())
+    for place, each in enumerate(due):
+        check(each, [mine[place] for mine, _, _ in got], f"{place}", 1e-9)
+    assert max(peak for _, peak, _ in got) < 1.45 * one.peak / 4
+    assert max(back for _, _, back in got) < 4 * theta.numel() * 8

@@ -88,6 +88,12 @@ BYTES: dict[str, tuple[Callable[[Any, Any], Any], int, int]] = {
     "put_number": (lambda x, i: x.index_put((SOME,), torch.tensor(1.0).double()), 0, 0),
     "put_rows": (lambda x, i: x.index_put((SOME,), torch.ones(len(SOME), WIDTH).double()), 0, 0),
     "segment_sum": (lambda x, i: x.new_zeros(4, WIDTH).index_add(0, i % 4, x), 0, 4 * ROW),
+    "sums_of_a_sum": (lambda x, i: x.new_zeros(4, WIDTH).index_add(0, i % 4, x).index_put(
+        (i % 3,), x, accumulate=True).scatter_add(0, (i % 2)[:, None].expand(-1, WIDTH), x),
+        0, 4 * ROW),
+    "scatter_add_of_rows": (
+        lambda x, i: torch.zeros_like(x).scatter_add(0, i[:, None].expand(ROWS, WIDTH), x),
+        ROWS // RANKS * (ROW + 16) + 64, ROWS // RANKS * ROW),
     "add_shuffled": (lambda x, i: x.index_add(0, SHUFFLE, x), ROWS // RANKS * ROW,
                      ROWS // RANKS * ROW),
 }

@@ -14,6 +14,7 @@ from tests.cases.halos import WAYS, Field, judge, on_rank, ways_of
 from tests.harness import held
 from tests.oracle import check
 from weft import P
+from weft.ops import taps
 from weft.testing import peak_memory
 
 
@@ -208,6 +209,8 @@ ROOM = {
     "max of sevenths": (F.adaptive_max_pool2d, (7, 7), 1.75),
     "mean of sevenths": (F.adaptive_avg_pool2d, (7, 7), 1.75),
     "bilinear": (_doubled, (256, 256), 1.6),
+    "max of windows": (lambda x, _: F.max_pool2d(x, 3, 2, 1), (), 1.45),
+    "mean of windows": (lambda x, _: F.avg_pool2d(x, 3, 2, 1), (), 1.5),
 }
 
 
@@ -229,3 +232,47 @@ def test_resampling_takes_a_part_of_the_memory(name: str) -> None:
         return memory.peak
 
     assert max(weft.testing.run(program, mesh={"x": 4})) <= most / 4 * alone.peak
+
+
+LONG = {
+    "nearest": (3.0, 1.05), "nearest-exact": (0.7, 1.1), "linear": (2.0, 2.3),
+}
+
+
+@pytest.mark.parametrize("mode", LONG)
+def test_a_long_dim_takes_a_part_of_the_memory(mode: str) -> None:
+    """Its places are computed where ranks need them, in the first call too; where a kernel on the
+    box copies what it copies on the whole, no places are kept."""
+    scale, most = LONG[mode]
+    x = torch.randn(1, 4, 40_000, dtype=torch.float64, requires_grad=True)
+    with peak_memory(x) as alone:
+        due = F.interpolate(x, scale_factor=scale, mode=mode)
+        due.sum().backward()
+
+    def program(mesh: Any) -> int:
+        mine = weft.distribute_tensor(x.detach(), mesh, P(None, None, "x")).requires_grad_()
+        with peak_memory(mine) as memory:
+            out = F.interpolate(mine, scale_factor=scale, mode=mode)
+            out.sum().backward()
+        torch.testing.assert_close(out.full_tensor(), due)
+        torch.testing.assert_close(mine.grad.full_tensor(), x.grad)
+        return memory.peak
+
+    assert max(weft.testing.run(program, mesh={"x": 4})) <= most / 4 * alone.peak
+
+
+@pytest.mark.parametrize("before, after", [(40, 64), (63, 21), (50, 100), (7, 7), (100, 1)])
+def test_tables_of_long_dims_say_the_same(
+    before: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = "linear", "cubic", "linear_aa", "cubic_aa", "lanczos_aa"
+    dims = [taps.Resized(mode, before, after, aligned, None, torch.float32)
+            for mode in modes for aligned in (False, True)]
+    dims += [taps.Nearest(before, after, None, exact) for exact in (False, True)]
+    short = [taps.table_of(dim) for dim in dims]
+    monkeypatch.setattr(taps, "_SHORT", 0)
+    for one, other in zip(short, map(taps.table_of, dims)):
+        assert one.starts == tuple(other.starts) and one.stops == tuple(other.stops)
+        assert list(one.starts) == sorted(one.starts) and list(one.stops) == sorted(one.stops)
+        assert one.overlap(after) == other.overlap(after)
+        assert one.read(0, after) == other.read(0, after)

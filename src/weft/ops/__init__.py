@@ -10,6 +10,7 @@ import torch
 
 from weft.ops import (
     adaptive_pools,
+    affine_grids,
     attention,
     borders,
     composed,
@@ -60,11 +61,11 @@ __all__ = [
 ]
 
 _PAGES = (
-    adaptive_pools, attention, borders, composed, contractions, convolutions, covariance, creation,
-    ctc, distances, elementwise, extrema, fractional_pools, gradients, grid_samples,
-    joins, linalg, lists, losses, module_attention, moments, norms, order, pools,
-    reads, recurrent, reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax,
-    spectrograms, tall_factorizations, transforms, verdicts, views, writes,
+    adaptive_pools, affine_grids, attention, borders, composed, contractions, convolutions,
+    covariance, creation, ctc, distances, elementwise, extrema, fractional_pools, gradients,
+    grid_samples, joins, linalg, lists, losses, module_attention, moments, norms,
+    order, pools, reads, recurrent, reductions, resizing, scans, searchsorted, segments, shifts,
+    slices, softmax, spectrograms, tall_factorizations, transforms, verdicts, views, writes,
 )
 
 BOOK: dict[str, Entry] = {}

@@ -53,18 +53,6 @@ def _chained(tensors: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Each sample's matrix times the positions of a grid: a sharded batch stays."""
-    lines = []
-    for length in size[2:]:
-        ends = 1 if align_corners or length < 1 else (length - 1) / length
-        ends = ends if length > 1 else 0
-        lines.append(torch.linspace(-ends, ends, length, dtype=theta.dtype, device=theta.device))
-    grid = torch.meshgrid(*lines, indexing="ij")
-    points = torch.stack([*reversed(grid), torch.ones_like(grid[0])], -1)  # x comes first
-    return (points.flatten(0, -2) @ theta.mT).unflatten(1, list(size[2:]))
-
-
 def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """A read by index, whose places torch finds by a mask."""
     places = torch.combinations(torch.arange(x.shape[0]), r, with_replacement)
@@ -163,7 +151,6 @@ PAGE = page(
     op("as_strided_copy", compose=_as_strided_copy),
     op("as_strided_scatter", compose=_as_strided_scatter, each_call=True),
     op("torch.nn.functional.linear_cross_entropy", compose=_linear_cross_entropy),
-    op("affine_grid_generator", compose=_affine_grid),
     op("vander", compose=_vander),
     op("addbmm", compose=_addbmm),
     op("chain_matmul linalg_multi_dot", compose=_chained),

@@ -9,9 +9,10 @@ passed to torch's kernel as places of the box.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from weft.core import Interval, Layout
 from weft.ops.algorithm import Local
 from weft.ops.indexing.boxes import BoxExchange
 from weft.ops.precision import widened
+from weft.ops.taps import num_pieces
 from weft.rules import Call, Decision, op, page, rule
 
 __all__ = ["PAGE"]
@@ -96,75 +98,156 @@ def _roomiest(
 
 
 @dataclass(frozen=True, slots=True)
-class _Points:
-    """The points of a grid along one dim of the image.
+class _Dim:
+    """One dim of the image, as the points of a grid see it.
 
     Args:
-        base: the place before each point, and `beyond`: how far the point lies behind it.
-        reads: the places that are read in all, of `base` or nearby ones.
-        turns: whether places outside of the image show others, which `reads` names as they are.
+        at: which component of the grid it is. length: of the dim. whole: whether all of it is read.
+        mode, padding, aligned: of the call.
+        turns: whether places outside of the image show others, which are read as they are.
     """
 
-    base: Tensor
-    beyond: Tensor
-    reads: Interval
-    turns: bool
+    at: int
+    length: int
+    whole: bool
+    mode: int
+    padding: int
+    aligned: bool
+
+    @property
+    def bends(self) -> bool:
+        """Whether beyond the ends a place does not move as its point does."""
+        return self.padding != _ZEROS and not self.turns
+
+    @property
+    def turns(self) -> bool:
+        return self.mode == _BICUBIC and self.padding != _ZEROS
+
+    def points(self, grid: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The place before each point, how far the point lies behind it, and how the place moves
+        with the point: 1, -1 or 0 times as far as without ends; None where it is 1 everywhere."""
+        length = self.length
+        place, slope = _places(grid[..., self.at], length, self.aligned), None
+        if self.padding == _REFLECTION and not self.turns:
+            place, slope = _reflected(place, length, self.aligned)
+        if self.bends:
+            # No gradient from the ends on, and NaN is the first place.
+            inner = (place > 0) & (place < length - 1)
+            slope = inner.to(torch.int8) if slope is None else slope * inner
+            place = torch.where(place > 0, place, 0)
+            place = torch.where(place < length - 1, place, length - 1)
+        base = place.round() if self.mode == _NEAREST else place.floor()
+        beyond = place * 0 if self.mode == _NEAREST else place - base
+        if self.turns and self.padding == _BORDER:
+            base = base.clamp(-3, length + 1)
+        elif self.turns:
+            # Points turn twice within a period: it begins half a length before the first place, so
+            # that those of a rank that lies at an end stay side by side.
+            period = 2 * (length - 1 if self.aligned else length)
+            base = base - (base / period + 0.25).floor() * period if period else base * 0
+        return base, beyond, slope
+
+    def reads(self, grid: Tensor) -> Interval:
+        """The places that are read in all."""
+        if self.whole and not self.turns:
+            return 0, self.length
+        before, after = {_BILINEAR: (0, 1), _NEAREST: (0, 0), _BICUBIC: (1, 2)}[self.mode]
+        found = [_ends(self.points(piece)[0]) for (piece,) in _pieces(grid)]
+        ends = [one for one in found if one is not None]
+        start = min([low for low, _ in ends], default=0) - before
+        stop = max([high for _, high in ends], default=0) + after + 1
+        if not self.turns:
+            start = min(max(start, 0), self.length - 1)
+            stop = max(min(stop, self.length), start + 1)
+        return start, stop
+
+    def shown(self, reads: Interval) -> Tensor:
+        """The places that stand at these: the same, or others where they are beyond the ends."""
+        if self.turns:
+            return _shown(reads, self.length, self.padding, self.aligned)
+        return torch.arange(*reads)
+
+    def scale(self, size: int) -> float:
+        """How far a point moves in a box of so many places, as a multiple of how far it moves in
+        the grid."""
+        moves = self.length - 1 if self.aligned else self.length
+        return 0.0 if self.mode == _NEAREST else moves / size
 
 
 def _sampled(
     exchange: BoxExchange, dims: Sequence[int], lengths: tuple[int, ...], mode: int, padding: int,
     aligned: bool, x: Tensor, grid: Tensor,
 ) -> Tensor:
-    last = len(lengths) - 1
-    points = [
-        _points(grid[..., last - at], length, mode, padding, aligned, at + 2 not in dims)
+    seen = [
+        _Dim(len(lengths) - 1 - at, length, at + 2 not in dims, mode, padding, aligned)
         for at, length in enumerate(lengths)
     ]
-    shown = [
-        _shown(each.reads, length, padding, aligned) if each.turns else torch.arange(*each.reads)
-        for each, length in zip(points, lengths)
-    ]
+    reads = [dim.reads(grid.detach()) for dim in seen]
+    shown = [dim.shown(each) for dim, each in zip(seen, reads)]
     box = [(int(places.min()), int(places.max()) + 1) for places in shown]
     image = exchange.fetch(x, [box[dim - 2] for dim in dims])
-    for at, (each, places) in enumerate(zip(points, shown)):
+    for at, (dim, places) in enumerate(zip(seen, shown)):
         start = box[at][0] if at + 2 in dims else 0
-        if each.turns:
+        if dim.turns:
             image = image.index_select(at + 2, (places - start).to(x.device))
     image = widened(image)
-    inside = [_inside(each, image.dtype) for each in reversed(points)]
+    inside: Any = _Inside.apply(grid, seen, reads, image.dtype)
     kernel = torch.ops.aten.grid_sampler_3d if len(lengths) == 3 else torch.ops.aten.grid_sampler_2d
-    return kernel(image, torch.stack(inside, -1), mode, _ZEROS, False).to(x.dtype)
+    return kernel(image, inside, mode, _ZEROS, False).to(x.dtype)
 
 
-def _points(
-    grid: Tensor, length: int, mode: int, padding: int, aligned: bool, whole: bool
-) -> _Points:
-    """Where the numbers -1 to 1 of a grid lie in a dim of this length, which may be read whole."""
-    place = _places(grid, length, aligned)
-    turns = mode == _BICUBIC and padding != _ZEROS
-    if padding == _REFLECTION and not turns:
-        place = _reflected(place, length, aligned)
-    if padding != _ZEROS and not turns:  # no gradient from the ends on, and NaN is the first place
-        place = torch.where(place > 0, place, 0)
-        place = torch.where(place < length - 1, place, length - 1)
-    base = (place.round() if mode == _NEAREST else place.floor()).detach()
-    beyond = place * 0 if mode == _NEAREST else place - base
-    if turns and padding == _BORDER:
-        base = base.clamp(-3, length + 1)
-    elif turns:
-        # Points turn twice within a period: it begins half a length before the first place, so that
-        # those of a rank that lies at an end stay side by side.
-        period = 2 * (length - 1 if aligned else length)
-        base = base - (base / period + 0.25).floor() * period if period else base * 0
-    if whole and not turns:
-        return _Points(base, beyond, (0, length), turns)
-    before, after = {_BILINEAR: (0, 1), _NEAREST: (0, 0), _BICUBIC: (1, 2)}[mode]
-    start, stop = _ends(base)
-    start, stop = start - before, stop + after + 1
-    if not turns:
-        start = min(max(start, 0), length - 1)
-        stop = max(min(stop, length), start + 1)
-    return _Points(base, beyond, (start, stop), turns)
+def _pieces(*grids: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of grids of one shape, along their longest dim of positions."""
+    first = grids[0]
+    dim = max(range(first.dim() - 1), key=first.shape.__getitem__)
+    size = max(-(-first.shape[dim] // num_pieces(first)), 1)
+    return zip(*[grid.split(size, dim) for grid in grids])
+
+
+class _Inside(torch.autograd.Function):
+    """The points of a grid as -1 to 1 of a box, a piece at a time. Autograd keeps none of them; if
+    places do not move as their points do beyond the ends, it keeps a byte for each."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, grid: Tensor, dims: Sequence[_Dim], reads: Sequence[Interval], dtype: torch.dtype
+    ) -> Tensor:
+        out = torch.empty_like(grid, dtype=dtype, memory_format=torch.contiguous_format)
+        bends = ctx.needs_input_grad[0] and any(dim.bends for dim in dims)
+        slopes = torch.ones_like(out, dtype=torch.int8) if bends else None
+        grids = (grid, out) if slopes is None else (grid, out, slopes)
+        scales = [0.0] * len(dims)
+        for dim, (start, stop) in zip(dims, reads):
+            scales[dim.at] = dim.scale(stop - start)
+            for points, inside, *slope in _pieces(*grids):
+                base, beyond, moves = dim.points(points)
+                inside[..., dim.at] = _inside(base - start, beyond, stop - start, dtype)
+                if slope and moves is not None:
+                    slope[0][..., dim.at] = moves
+        ctx.back = slopes, scales, grid.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Scaled.apply(grad, *ctx.back), None, None, None
+
+
+class _Scaled(torch.autograd.Function):
+    """The gradient of the grid, of that of the points in the box; its own transpose."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, grad: Tensor, slopes: Tensor | None, scales: Sequence[float], dtype: torch.dtype
+    ) -> Tensor:
+        ctx.back = slopes, scales, grad.dtype
+        out = torch.empty_like(grad, dtype=dtype)
+        for at, scale in enumerate(scales):
+            out[..., at] = grad[..., at] * scale
+        return out if slopes is None else out.mul_(slopes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Scaled.apply(grad, *ctx.back), None, None, None
 
 
 def _places(grid: Tensor, length: int, aligned: bool) -> Tensor:
@@ -177,20 +260,24 @@ def _places(grid: Tensor, length: int, aligned: bool) -> Tensor:
     return (place if aligned else place - 0.5).to(grid.dtype)
 
 
-def _reflected(place: Tensor, length: int, aligned: bool) -> Tensor:
-    """Points outside turn back at the ends: at the first and last place, or half a place beyond."""
+def _reflected(place: Tensor, length: int, aligned: bool) -> tuple[Tensor, Tensor]:
+    """Points outside turn back at the ends: at the first and last place, or half a place beyond.
+    And whether they move on, or back."""
     low, span = (0.0, length - 1) if aligned else (-0.5, length)
     if not span:
-        return place * 0
-    away = (place - low).abs()
-    away = away - (away / (2 * span)).trunc().detach() * (2 * span)
-    return torch.minimum(away, 2 * span - away) + low
+        return place * 0, torch.zeros_like(place, dtype=torch.int8)
+    place = place - low
+    away = place.abs()
+    away = away - (away / (2 * span)).trunc() * (2 * span)
+    turned = 2 * span - away
+    slope = place.sign() * (turned - away).sign()
+    return torch.minimum(away, turned) + low, slope.nan_to_num().to(torch.int8)
 
 
-def _ends(base: Tensor) -> Interval:
-    """The first and the last of some places that are numbers; of none, the first of all."""
+def _ends(base: Tensor) -> Interval | None:
+    """The first and the last of some places, without those that are no numbers; None of none."""
     if not base.numel():
-        return 0, 0
+        return None
     low, high = torch.stack(base.aminmax()).tolist()
     if math.isfinite(low) and math.isfinite(high):
         return int(low), int(high)
@@ -211,16 +298,12 @@ def _shown(reads: Interval, length: int, padding: int, aligned: bool) -> Tensor:
     return torch.minimum(places, 2 * length - 2 - places)
 
 
-def _inside(points: _Points, dtype: torch.dtype) -> Tensor:
+def _inside(base: Tensor, beyond: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """Points as -1 to 1 of a box. They keep a distance to whole places, so that the kernel, which
     rounds, takes the same place before each."""
-    start, stop = points.reads
-    size = stop - start
     least = min(size * torch.finfo(dtype).eps, 0.25)
-    beyond = points.beyond.to(dtype)
-    kept = beyond.detach().clamp(least, 1 - least) if beyond.requires_grad else beyond.detach()
-    beyond = beyond + (kept - beyond.detach())
-    return (2 * ((points.base - start).to(dtype) + beyond) + 1) / size - 1
+    beyond = beyond.to(dtype).clamp(least, 1 - least)
+    return (2 * (base.to(dtype) + beyond) + 1) / size - 1
 
 
 PAGE = page(

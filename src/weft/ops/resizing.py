@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.taps import Resized, nearest_table, resampled, taps_of
+from weft.ops.taps import Nearest, Resized, resampled, table_of, taps_of
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -56,13 +56,15 @@ def _resized(call: Call) -> list[Resized]:
     ]
 
 
+def _nearest(call: Call) -> list[Nearest]:
+    """The same of modes that copy single places."""
+    lengths = zip(call.tensors[0].shape[2:], call.results[0].shape[2:], _scales(call))
+    return [Nearest(*each, "exact" in call.op) for each in lengths]
+
+
 def _tables(call: Call) -> Mapping[str, Table]:
-    if _name(call) in _MODES:
-        found = [taps_of(dim).table(dim.before) for dim in _resized(call)]
-    else:
-        lengths = zip(call.tensors[0].shape[2:], call.results[0].shape[2:], _scales(call))
-        found = [nearest_table(*each, "exact" in call.op) for each in lengths]
-    return {f"y{at}": table for at, table in enumerate(found)}
+    dims = _resized(call) if _name(call) in _MODES else _nearest(call)
+    return {f"y{at}": table_of(dim) for at, dim in enumerate(dims)}
 
 
 def _text(call: Call, wants_grad: Sequence[bool]) -> str:
@@ -101,8 +103,8 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
         scales[dim.dim - 2] = None
         after[dim.dim - 2] = stop - start
         origin = 0 if dim.box is None else dim.box[0]
-        parts.append((dim.dim, stop - start, taps_of(resized[dim.dim - 2]).of(
-            start, stop, origin)))
+        taps = taps_of(resized[dim.dim - 2], torch.arange(start, stop))
+        parts.append((dim.dim, stop - start, taps.of(0, stop - start, origin)))
     kernel = getattr(torch.ops.aten, _name(call)).default
     done = {dim.dim for dim in dims}
     others = any(
@@ -116,6 +118,16 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
 
 
 def _copied(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
+    """torch's kernel on the box, where it copies the places of the whole; else an index."""
+    known = [
+        dim.known(*each.outputs) if each.box is not None else None
+        for dim, each in zip(_nearest(call), dims)
+    ]
+    if all(each.box is None or _is_of_box(call, each, places)
+           for each, places in zip(dims, known)):
+        after = [dim.outputs[1] - dim.outputs[0] for dim in dims]
+        kernel = getattr(torch.ops.aten, _name(call)).default
+        return lambda x: kernel(x, after, *_scales(call))
     made: dict[Any, list[Tensor]] = {}
 
     def run(x: Tensor) -> Tensor:
@@ -123,7 +135,11 @@ def _copied(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
         key = x.device, channels_last
         if key not in made:
             with torch.inference_mode(False), torch.no_grad():
-                made[key] = [_places(call, x, channels_last, dim) for dim in dims]
+                made[key] = [
+                    _places(call, x, channels_last, dim) if places is None
+                    else (places - dim.box[0]).to(x.device)  # type: ignore[index]
+                    for dim, places in zip(dims, known)
+                ]
         out = x
         for dim, places in zip(dims, made[key]):
             if dim.box is not None or dim.length != call.results[0].shape[dim.dim]:
@@ -131,6 +147,16 @@ def _copied(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
         return out
 
     return run
+
+
+def _is_of_box(call: Call, dim: BoxedDim, places: Tensor | None) -> bool:
+    """Whether the kernel, on the box of a dim alone, copies these places."""
+    if places is None or dim.box is None:
+        return False
+    (start, stop), (low, high) = dim.outputs, dim.box
+    whole = _nearest(call)[dim.dim - 2]
+    alone = Nearest(high - low, stop - start, whole.scale, whole.exact).known(0, stop - start)
+    return alone is not None and torch.equal(alone, places - low)
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from weft.ops.precision import widened
 from weft.rules import Table
 
 __all__ = [
-    "OnDevices", "Resized", "Taps", "nearest_table", "num_pieces", "resampled", "taps_of",
+    "Nearest", "OnDevices", "Resized", "Taps", "num_pieces", "resampled", "table_of", "taps_of",
 ]
 
 
@@ -46,6 +45,12 @@ class Resized:
     scale: float | None
     dtype: torch.dtype
 
+    def reads(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last place that each of these places of the result reads."""
+        taps = taps_of(self, places)
+        first = taps.places.masked_fill(~taps.counts, self.before).amin(0)
+        return first, taps.places.masked_fill(~taps.counts, -1).amax(0)
+
 
 Parts = list[tuple[Tensor | None, Tensor, Tensor]]
 """Per tap: the places of the result that have it (None for all), what they read, the weights."""
@@ -71,8 +76,8 @@ class Taps:
         found = []
         for places, weights, counts in zip(self.places, self.weights, self.counts):
             mine = counts[start:stop]
-            rows = None if mine.all() else mine.nonzero().flatten()
-            read, by = places[start:stop] - origin, weights[start:stop]
+            rows = None if mine.all() else mine.nonzero().flatten().int()
+            read, by = (places[start:stop] - origin).int(), weights[start:stop]
             if rows is not None:
                 read, by = read[rows], by[rows]
             if read.numel():
@@ -156,19 +161,14 @@ def _zeros(x: Tensor, dim: int, length: int) -> Tensor:
     return x.new_zeros([*x.shape[:dim], length, *x.shape[dim + 1 :]])
 
 
-@lru_cache(maxsize=256)
-def taps_of(dim: Resized) -> Taps:
-    """The taps of a dim."""
-    places = torch.arange(dim.after)
+def taps_of(dim: Resized, places: Tensor) -> Taps:
+    """The taps of these places of a dim."""
     if dim.before == dim.after and dim.mode != "cubic":  # whatever scale is given
-        one = torch.ones(1, dim.after, dtype=dim.dtype)
+        one = torch.ones(1, len(places), dtype=dim.dtype)
         return Taps(places[None], one, one.bool())
     if dim.mode.endswith("_aa"):
-        return _filtered(dim)
-    places = places.to(dim.dtype)
-    source = _scale(dim) * (places if dim.aligned else places + 0.5)
-    if not dim.aligned:
-        source = source - 0.5
+        return _filtered(dim, places)
+    source = _sources(dim, places)
     if dim.mode == "linear":
         source = source.clamp(0, dim.before - 1)
     first = source.floor().long().clamp(max=dim.before - 1)
@@ -179,8 +179,18 @@ def taps_of(dim: Resized) -> Taps:
         return Taps(torch.stack([first, second]), torch.stack([1 - beyond, beyond]), counts)
     near = torch.stack([first + shift for shift in (-1, 0, 1, 2)]).clamp(0, dim.before - 1)
     weights = torch.stack([_cubic(abs(beyond - shift), -0.75) for shift in (-1, 0, 1, 2)])
-    counts = (weights != 0).any(1, keepdim=True).expand_as(weights)
-    return Taps(near, weights, counts)
+    # Where the first two sources are places, all are: of each, the place itself counts alone.
+    two = _sources(dim, torch.arange(min(dim.after, 2)))
+    apart = not two.equal(two.floor())
+    counts = torch.tensor([[apart], [True], [apart], [apart]])
+    return Taps(near, weights, counts.expand_as(weights))
+
+
+def _sources(dim: Resized, places: Tensor) -> Tensor:
+    """Where the sources of places lie."""
+    places = places.to(dim.dtype)
+    source = _scale(dim) * (places if dim.aligned else places + 0.5)
+    return source if dim.aligned else source - 0.5
 
 
 def _scale(dim: Resized) -> Tensor:
@@ -212,12 +222,12 @@ _FILTERS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 """Per mode the width of its filter, and the filter as a function of the distance."""
 
 
-def _filtered(dim: Resized) -> Taps:
+def _filtered(dim: Resized, places: Tensor) -> Taps:
     """The taps of a filter that is as wide as the steps between sources."""
     width, function = _FILTERS[dim.mode]
     scale = _scale(dim)
     spread = scale.clamp(min=1)
-    centre = scale * (torch.arange(dim.after, dtype=dim.dtype) + 0.5)
+    centre = scale * (places.to(dim.dtype) + 0.5)
     support = width * 0.5 * spread
     first = (centre - support + 0.5).long().clamp(min=0)
     stop = (centre + support + 0.5).long().clamp(max=dim.before)
@@ -230,21 +240,80 @@ def _filtered(dim: Resized) -> Taps:
     return Taps(places.clamp(max=dim.before - 1), weights, counts)
 
 
-def nearest_table(before: int, after: int, scale: float | None, exact: bool) -> Table:
-    """What each place may read that copies one place. Kernels compute in single or in double
-    precision, and some take lengths by halves: where they round apart, both places."""
-    place = torch.arange(after)
-    found = [place] if before == after else [place // 2] if after == 2 * before else []
-    for dtype in (torch.float32, torch.float64):
-        ratio = _ratio(before, after, scale, dtype)
-        if exact:
-            centre = place.to(dtype) + 0.5
-            found.append((centre.double() * ratio.double()).to(dtype).floor().long())
-            found.append(((ratio * centre - 0.5).clamp(min=0) + 0.5).floor().long())
-        else:
-            found.append((ratio * place).floor().long())
-    places = torch.stack(found).clamp(0, before - 1)
-    return Table(tuple(places.amin(0).tolist()), tuple((places.amax(0) + 1).tolist()), before)
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """How one dim gets another length by copies of single places.
+
+    Args:
+        before, after: its lengths. scale: the call's value of after / before, or None.
+        exact: whether a place copies the one under its centre.
+    """
+
+    before: int
+    after: int
+    scale: float | None
+    exact: bool
+
+    def reads(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last place that each of these places of the result may copy. Kernels
+        compute in single or in double precision, and some take lengths by halves: where they round
+        apart, these differ."""
+        found = [places] if self.before == self.after else []
+        if self.after == 2 * self.before:
+            found = [places // 2]
+        for dtype in (torch.float32, torch.float64):
+            ratio = _ratio(self.before, self.after, self.scale, dtype)
+            if self.exact:
+                centre = places.to(dtype) + 0.5
+                found.append((centre.double() * ratio.double()).to(dtype).floor().long())
+                found.append(((ratio * centre - 0.5).clamp(min=0) + 0.5).floor().long())
+            else:
+                found.append((ratio * places).floor().long())
+        low = high = found[0]
+        for one in found[1:]:
+            low, high = torch.minimum(low, one), torch.maximum(high, one)
+        return low.clamp(0, self.before - 1), high.clamp(0, self.before - 1)
+
+    def known(self, start: int, stop: int) -> Tensor | None:
+        """The places that places start..stop copy; None where kernels round apart."""
+        parts: list[Tensor] = []
+        for first in range(start, stop, 1 << 14):
+            low, high = self.reads(torch.arange(first, min(first + (1 << 14), stop)))
+            if not low.equal(high):
+                return None
+            parts.append(low.int())
+        return torch.cat(parts)
+
+
+def table_of(dim: Resized | Nearest) -> Table:
+    """What each place of the result reads."""
+    starts, stops = _Reads(dim, 0), _Reads(dim, 1)
+    if dim.after <= _SHORT:
+        return Table(tuple(starts[:]), tuple(stops[:]), dim.before)
+    return Table(starts, stops, dim.before)
+
+
+_SHORT = 1 << 14
+"""The length up to which all places are computed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads(Sequence[int]):
+    """Per place, the beginning (0) or the end (1) of what it reads, computed where asked for: a few
+    places decide what shards read of a long dim."""
+
+    dim: Resized | Nearest
+    end: int
+
+    def __len__(self) -> int:
+        return self.dim.after
+
+    def __getitem__(self, place: Any) -> Any:
+        places = range(len(self))[place]
+        if isinstance(places, int):
+            return self[places : places + 1][0]
+        found = self.dim.reads(torch.arange(places.start, places.stop, places.step))
+        return (found[self.end] + self.end).tolist()
 
 
 class OnDevices:

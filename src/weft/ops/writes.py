@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.indexing.index_layouts import IndexLayout, unused
+from weft.ops.indexing.index_layouts import IndexLayout
 from weft.ops.indexing.rows import (
     element_layouts,
     matching,
@@ -22,7 +22,7 @@ from weft.ops.indexing.rows import (
     reads_nothing,
     unraveled,
 )
-from weft.ops.indexing.write import Write, Writer, adds_partial, as_partial
+from weft.ops.indexing.write import Write, Writer, adding_axes, as_partial
 from weft.ops.places import counted
 from weft.ops.scatter_reductions import index_reduce, joins, scatter_reduce, scatter_text
 from weft.rules import Call, Decision, op, page, rule
@@ -92,7 +92,7 @@ def _index_write(
     if not (fills or (values is not None and values.ndim == x.ndim)):
         return None
     if not x.dims[dim] and not (
-        adds and adds_partial(x, values) and values is not None and values.dims[dim]
+        adds and values is not None and adding_axes(x, values, values.dims[dim])
     ):
         return None
     more = {name: value for name, value in call.kwargs.items() if name != "out"}
@@ -140,10 +140,12 @@ def _scatter(
     adds = call.op == "aten.scatter_add.default" and call.tensors[0].dtype != "bool"
     source = sources[0] if sources else None
     beside: set[int] = set()
-    if adds and source is not None and adds_partial(x, source):
-        beside = set(source.dims[dim]) & unused(x)
+    if adds and source is not None:
+        beside = adding_axes(x, source, source.dims[dim])
     served = x.dims[dim] or (beside and source and source.shape[dim] == index.shape[dim])
     others = [at for at in range(x.ndim) if at != dim]
+    if adds and _names_rows(call, dim, others):
+        return Composite(_added_rows)
     if _falls_short(layouts, others if served else range(x.ndim), others):
         return Composite(_within(call.op, others))
     if not served:
@@ -160,7 +162,7 @@ def _scatter(
     if not delivers:
         own = places.shared.gathered((dim,))
         places = IndexLayout(own, own, None)
-    lent = x.partial
+    lent = x.without_partial(places.parted.sharded_axes).partial
     x = as_partial(x, places.parted)
     operands = [x, places.shared.fitted(index.shape)]
     if source is not None:
@@ -178,6 +180,21 @@ def _scatter(
     writes = (lambda mesh: bind(mesh, True)) if puts else None
     axes = x.dims[dim] if delivers else ()
     return Local(Decision(tuple(operands), (x,)), bind, axes, writes)
+
+
+def _names_rows(call: Call, dim: int, others: Sequence[int]) -> bool:
+    """Whether an index is the same for all elements of a row: it was expanded to the shape of the
+    values, as sums over the edges of a graph are written."""
+    x, index, *sources = call.tensors
+    return bool(others and sources) and sources[0].shape == index.shape and all(
+        at in index.expanded and x.shape[at] == index.shape[at] for at in others)
+
+
+def _added_rows(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    for at in range(index.dim() - 1, -1, -1):
+        if at != dim % index.dim():
+            index = index.select(at, 0)
+    return x.index_add(dim, index, source)
 
 
 def _falls_short(layouts: Sequence[Layout], dims: Iterable[int], others: Sequence[int]) -> bool:

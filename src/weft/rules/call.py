@@ -13,10 +13,12 @@ __all__ = ["Call", "TensorArg"]
 
 @dataclass(frozen=True, slots=True)
 class TensorArg:
-    """A tensor argument or result: its global shape, and its dtype as text ("float32")."""
+    """A tensor argument or result: its global shape, its dtype as text ("float32"), and the dims
+    along which it was expanded, so that all elements are one."""
 
     shape: tuple[int, ...]
     dtype: str
+    expanded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class Window(_Reading):
         return (0, *[min(max(cut, 0), length) for cut in inner], length)
 
 
+_LOOKED_AT = 1 << 14
+
+
 @dataclass(frozen=True, slots=True)
 class Table(_Reading):
     """A window without a fixed stride: place `o` reads `starts[o]..stops[o]`.
@@ -109,13 +112,15 @@ class Table(_Reading):
         length: of the dim.
     """
 
-    starts: tuple[int, ...]
-    stops: tuple[int, ...]
+    starts: Sequence[int]
+    stops: Sequence[int]
     length: int
 
     def overlap(self, length: int) -> float:
-        """What neighbouring places of the factor both read at most, as a part of the dim."""
-        both = [stop - start for stop, start in zip(self.stops, self.starts[1:])]
+        """What neighbouring places of the factor both read at most, as a part of the dim; of many
+        places, a few are looked at."""
+        step = max(len(self.starts) // _LOOKED_AT, 1)
+        both = [stop - start for stop, start in zip(self.stops[:-1:step], self.starts[1::step])]
         return max(0, *both, 0) / max(self.length, 1)
 
     def read(self, start: int, stop: int) -> Interval:

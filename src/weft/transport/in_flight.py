@@ -1,4 +1,4 @@
-"""Tensors whose data are still being received: the first use waits for them.
+"""Tensors whose data are still being received, or are yet to be made: the first use waits for them.
 
 `in_flight` returns a tensor that has everything but its data: shape, dtype, a place in autograd's
 graph. Its class is `InFlight`, so torch calls `__torch_function__` for every use of it. That
@@ -9,7 +9,8 @@ same way, but remains a wrapper afterwards.)
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,15 +19,20 @@ from torch.utils._pytree import tree_leaves
 from weft.comm import Finish
 from weft.errors import UnsupportedOpError
 
-__all__ = ["InFlight", "in_flight", "landed"]
+if TYPE_CHECKING:
+    from weft.transport.transition import Transition
 
-_FINISH = "_weft_finish"
+__all__ = ["InFlight", "in_flight", "landed", "late", "moved"]
+
+_FINISH, _PART = "_weft_finish", "_weft_part"
 
 _KNOWN = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("requires_grad", "grad_fn", "is_leaf", "shape", "dtype", "device")
 )
 """What can be asked before the data have arrived."""
+
+_is_contiguous = torch.Tensor.is_contiguous
 
 
 class InFlight(torch.Tensor):
@@ -36,7 +42,7 @@ class InFlight(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _KNOWN:
+        if func in _KNOWN or (func is _is_contiguous and hasattr(args[0], _PART)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args)
         for one in tree_leaves((args, kwargs)):
@@ -63,12 +69,31 @@ def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
     return out
 
 
+def late(
+    out: Tensor, make: Finish, part: Callable[[Transition], Tensor | None]
+) -> Tensor:
+    """`out`, whose data `make` gives at the first use; but what a transition makes of it, `part`
+    gives by itself, with a graph of its own, or None where it cannot."""
+    setattr(out, _FINISH, make)
+    setattr(out, _PART, part)
+    out.__class__ = InFlight  # type: ignore[assignment]
+    return out
+
+
+def moved(tensor: Tensor, move: Transition) -> Tensor | None:
+    """What a transition makes of a tensor that is not there yet, where it can be made alone."""
+    part = getattr(tensor, _PART, None) if type(tensor) is InFlight else None
+    return None if part is None else part(move)
+
+
 def landed(tensor: Tensor) -> Tensor:
     """The tensor, plain and with its data."""
     if type(tensor) is InFlight:
         with torch.no_grad():
             data = getattr(tensor, _FINISH)()
             delattr(tensor, _FINISH)
+            if hasattr(tensor, _PART):
+                delattr(tensor, _PART)
             tensor.__class__ = torch.Tensor  # type: ignore[assignment]
             tensor.data = data
     return tensor

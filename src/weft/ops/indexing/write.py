@@ -9,7 +9,7 @@ process.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from weft.ops.indexing.row_exchange import Units, from_front, out_of_bounds, out
 from weft.ops.indexing.rows import grid, router
 from weft.rules import Decision
 
-__all__ = ["Write", "adds_partial", "as_partial"]
+__all__ = ["Write", "adding_axes", "as_partial"]
 
 Writer = Callable[[Tensor, tuple[Tensor, ...], Any, bool], Tensor]
 """(block with the named dims first, an index for each of them, values, whether in place)."""
@@ -77,7 +77,7 @@ class Write:
         new = self._new_dims()
         over = {axis for dim in new for axis in self.values.dims[dim]} if self.values else set()
         operand = [self._spread(new)] if self.values is not None else []
-        beside = over & unused(x) if self.linear and adds_partial(x, self.values) else set()
+        beside = adding_axes(x, self.values, over) if self.linear else set[int]()
         if cutting.isdisjoint(over):
             places = None
             lying = Layout.make(x.mesh, self.shape, *held(self.shape, operand, beside))
@@ -226,10 +226,13 @@ class Write:
         return block if in_place else out.movedim(order, self.dims)
 
 
-def adds_partial(x: Layout, values: Layout | None) -> bool:
-    """Whether the ranks should add their values to partial values of the target: these are reduced
-    later, whereas the values would be gathered now."""
-    return values is not None and 2 * math.prod(x.shape) <= math.prod(values.shape)
+def adding_axes(x: Layout, values: Layout | None, over: Collection[int]) -> set[int]:
+    """The axes, of those that shard the values, over which ranks add their own to partial values of
+    the target: it has such, or they are reduced later, whereas the values would be gathered now."""
+    found = {axis for axis in over if x.partial[axis] == "sum"}
+    if values is not None and 2 * math.prod(x.shape) <= math.prod(values.shape):
+        found |= unused(x).intersection(over)
+    return found
 
 
 def as_partial(x: Layout, lying: Layout) -> Layout:

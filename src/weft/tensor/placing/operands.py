@@ -31,6 +31,7 @@ from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
 from weft.transport.facts import partial_axes, replicated
+from weft.transport.in_flight import InFlight, moved
 from weft.transport.order import Order
 from weft.transport.transition import Transition
 
@@ -119,6 +120,9 @@ def _enter_all(
         local = tensor._local if sharded else tensor
         if type(local) is Moved:
             local = unwrap_view(local)
+        if type(local) is InFlight and (part := moved(local, transition)) is not None:
+            locals_[place] = part
+            continue
         if not (grad_mode and local.requires_grad):
             locals_[place] = transition(local, read_only_use=True)
             continue
@@ -211,6 +215,24 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     if not views:
         _forget_in_backward(views)
     views[key] = (local, state, out)
+    node = out.grad_fn
+    if node is not None:
+        node.register_prehook(_Forget(weakref.ref(views), key))
+
+
+class _Forget:
+    """Before the gradient of a moved operand moves back: the operand has been read for the last
+    time, and what moves back needs the memory."""
+
+    __slots__ = ("key", "views")
+
+    def __init__(self, views: weakref.ref[OperandCache], key: Any) -> None:
+        self.views, self.key = views, key
+
+    def __call__(self, gradients: Any) -> None:
+        views = self.views()
+        if views is not None:
+            views.pop(self.key, None)
 
 
 def _forget_in_backward(views: OperandCache) -> None:

@@ -125,13 +125,21 @@ def as_call(
     op: Op, operands: Sequence[torch.Tensor], trace: Trace, layouts: Sequence[Layout]
 ) -> Call:
     """The op as rules see it, under its functional name; `operands` in the order of its Slots."""
-    feed = iter([TensorArg(tuple(t.shape), dtype_text(t.dtype)) for t in operands])
+    feed = iter([
+        TensorArg(tuple(t.shape), dtype_text(t.dtype), _expanded(t)) for t in operands])
     results = tuple(
         TensorArg(tuple(meta.shape), dtype_text(meta.dtype))
         for meta in (trace.metas[slot.index] for slot in slots_of(op.results))
     )
     args, kwargs = replaced((op.args, op.kwargs), Slot, lambda _: next(feed))
     return call_of(op.overload, args, kwargs, results, layouts)
+
+
+def _expanded(tensor: torch.Tensor) -> tuple[int, ...]:
+    strides = tensor.stride()
+    if 0 not in strides:
+        return ()
+    return tuple([dim for dim, step in enumerate(strides) if not step])
 
 
 def call_of(
