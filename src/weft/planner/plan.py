@@ -23,6 +23,7 @@ from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
+from weft.planner.holders import crossing
 from weft.planner.links import Links, as_links
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
@@ -243,7 +244,7 @@ def kept_plans() -> tuple[int, int, int | None, int]:
 
 def forget_plans() -> None:
     """Search anew from now on."""
-    for kept in (_plan, fetching, folding):
+    for kept in (_plan, fetching, folding, family, missing_elements, crossing, strip):
         kept.cache_clear()
 
 
