@@ -17,9 +17,9 @@ from weft.core import Layout, default_cuts, filled_cuts, finer_cuts
 from weft.propagate.choose import Frame
 from weft.propagate.cuts import busiest, fairest, nearest
 from weft.propagate.local import window_of
-from weft.rules import AnyWindow, Rule, Window
+from weft.rules import AnyWindow, FactorDims, Rule, Window
 
-__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled"]
+__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled", "spread"]
 
 Cuts = tuple[int, ...] | None
 """Cuts in units of a factor; None means the default."""
@@ -70,6 +70,28 @@ def cuts_of_factor(
         if any(start == stop for start, stop in pairwise(full)):
             cuts = filled_cuts(full)
     return order, cuts
+
+
+def spread(
+    frame: Frame, factor: str, order: tuple[int, ...], cuts: tuple[int, ...]
+) -> Cuts:
+    """The cuts; the default where one shard of the first axis has all, and the op would do more on
+    its ranks than they have: a sum of products, or a result that is larger than what is cut so."""
+    rule, sizes = frame.rule, frame.sizes
+    pieces = cuts[:: math.prod([sizes[axis] for axis in order[1:]])]
+    if factor in rule.offsets or cuts[-1] < 2 or cuts[-1] not in [
+        stop - start for start, stop in pairwise(pieces)
+    ]:
+        return cuts
+    places = frame.leads[factor]
+    if factor in rule.reduce and len(places) > 1:
+        return None
+    most = max([_num_elements(rule, rule.operands[operand] or ()) for operand, _, _ in places])
+    return None if any(_num_elements(rule, dims) > most for dims in rule.results) else cuts
+
+
+def _num_elements(rule: Rule, dims: FactorDims) -> int:
+    return math.prod([rule.sizes[name] for factors in dims for name in factors])
 
 
 def _units(
