@@ -123,8 +123,8 @@ def _one_hot_result(x: Tensor, num_classes: int = -1) -> Tensor | None:
 
 
 PAGE = page(
-    op("linear", LINEAR, layouts=at_the_matrix),
-    op("matmul mm", MATMUL, layouts=at_the_matrix),
+    op("linear", LINEAR, layouts=at_the_matrix, floats_flow=True),
+    op("matmul mm", MATMUL, layouts=at_the_matrix, floats_flow=True),
     op("bmm", rule("b m k, b k n -> b m n", linear=[0, 1])),
     op("mv", rule("m k, k -> m", linear=[0, 1])),
     op("dot", rule("k, k ->", linear=[0, 1])),

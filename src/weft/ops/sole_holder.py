@@ -1,13 +1,15 @@
-"""Tensors of which one rank of an axis has all: a row of a sharded dim, as `x[i]` leaves it.
+"""What one rank of an axis has alone: a row of a sharded dim, as `x[i]` leaves it.
 
-A dim of length 1 that is sharded is on one rank. Where it is dropped, a dim beside it is sharded
-instead, with all of it in one shard: nothing is sent. A new dim of length 1 takes the axes
-back. So a product with one of many sharded matrices is a batch of one product, whose rows go to the
-rank of the matrix where that is less than what a spread matrix costs.
+A sharded dim of length 1 is on one rank. Where `squeeze` drops it, its axes shard the last dim
+instead, all of which is in one shard: nothing is sent. `unsqueeze` gives the axes back to the new
+dim. So the product of rows with one of many sharded matrices is a batch of one product, whose rows
+go to the rank of the matrix if that costs less than to spread the matrix. What other ops do with
+such a tensor where they compare costs: see `propagate.factor_cuts.spread`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,14 +19,15 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
+from weft.propagate import sole_shard
 from weft.rules import Call, Decision, Rule, RuleText, rule
 from weft.rules.factors import dim_list, one_dim
 
 __all__ = ["LINEAR", "MATMUL", "UNSQUEEZE", "at_the_matrix", "squeezed", "unsqueezed"]
 
 LINEAR = rule("... k, n k, [... n] -> ... n", "... k, k, [] -> ...", linear=[0, 1], bias=[2])
-MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n -> ... n", "k, k ->",
-              linear=[0, 1])
+MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n -> ... n",
+              "k, k ->", linear=[0, 1])
 UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
 
 _Part = tuple[tuple[int, ...], tuple[int, ...] | None]
@@ -34,8 +37,8 @@ _Part = tuple[tuple[int, ...], tuple[int, ...] | None]
 def squeezed(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Decision | None:
-    """`squeeze(x, dims)` of one sharded dim: its axes come to the last dim that is left. Products
-    sum over that one, and compare what it costs to spread it."""
+    """The axes of a sharded dim that is dropped come to the last dim, over which products sum: they
+    compare what it costs to spread it."""
     (layout,), shape = layouts, call.tensors[0].shape
     named = call.arg(1, "dim")
     gone = {dim for dim in ([] if named in ((), []) else dim_list(named, len(shape)))
@@ -59,7 +62,7 @@ def squeezed(
 def unsqueezed(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Decision | Rule | None:
-    """`unsqueeze(x, dim)` of a tensor that one rank of some axes has: they shard the new dim."""
+    """Where one rank of some axes has all, they shard the new dim."""
     (layout,) = layouts
     found = _sole(layout)
     if found is None:
@@ -86,26 +89,23 @@ def _sole(layout: Layout) -> tuple[int, _Part, _Part] | None:
     length 1; and what its other axes do."""
     sizes = layout.mesh.axis_sizes
     for dim, (axes, cuts) in enumerate(zip(layout.dims, layout.cuts)):
-        if cuts is None or layout.shape[dim] < 2:
+        if cuts is None:
             continue
-        inner, found = layout.num_shards(dim), None
-        for num, axis in enumerate(axes, 1):
-            inner //= sizes[axis]
-            pieces = cuts[::inner]
-            if layout.shape[dim] in pieces and pieces[pieces.index(layout.shape[dim]) - 1] == 0:
-                found = num, inner, pieces.index(layout.shape[dim])
-        if found is not None:
-            num, inner, stop = found
-            holder = (0,) * stop + (1,) * (len(cuts[::inner]) - stop)
-            rest = axes[num:], cuts[(stop - 1) * inner : stop * inner + 1] if axes[num:] else None
-            return dim, (axes[:num], holder), rest
+        inner = [math.prod([sizes[axis] for axis in axes[num:]]) for num in range(len(axes) + 1)]
+        for num in range(len(axes), 0, -1):
+            holder = sole_shard(cuts[:: inner[num]])
+            if holder is not None:
+                outer = (0,) * (holder + 1) + (1,) * (inner[0] // inner[num] - holder)
+                own = cuts[holder * inner[num] : (holder + 1) * inner[num] + 1]
+                return dim, (axes[:num], outer), (axes[num:], own if axes[num:] else None)
     return None
 
 
 def at_the_matrix(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Composite | Rule | None:
-    """A product of rows with a matrix that one rank of some axes has."""
+    """A product with a matrix that one rank of some axes has: a batch of one, whose rows go there
+    if that costs less than to spread the matrix."""
     x, matrix = call.tensors[:2]
     if len(x.shape) != 2 or len(matrix.shape) != 2 or not any(layouts[1].cuts):
         return None

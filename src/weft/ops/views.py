@@ -229,7 +229,7 @@ PAGE = page(
     op("movedim moveaxis", _permuted(_moved)),
     op("squeeze", rule(_squeeze), layouts=squeezed),
     op("squeeze_copy", rule(_squeeze)),
-    op("unsqueeze", UNSQUEEZE, layouts=unsqueezed),
+    op("unsqueeze", UNSQUEEZE, layouts=unsqueezed, floats_flow=True),
     op("unsqueeze_copy", UNSQUEEZE),
     op("atleast_1d.default", rule("a ... -> a ...", "-> 1", linear=[0], moves=True)),
     op("atleast_2d.default",

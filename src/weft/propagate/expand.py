@@ -68,7 +68,7 @@ def decide(
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
             order, cuts = cuts_of_factor(frame, layouts, choice, axes)
             if cuts is not None and not compared.isdisjoint(axes):
-                cuts = spread(frame, choice, order, cuts)
+                cuts = spread(frame, layouts, choice, order, cuts)
             for other in axes:
                 if other not in order:
                     choices[other] = None

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from weft.core import Layout, default_cuts, filled_cuts, finer_cuts
 from weft.propagate.choose import Frame
-from weft.propagate.cuts import busiest, fairest, nearest
+from weft.propagate.cuts import busiest, fairest, nearest, sole_shard
 from weft.propagate.local import window_of
-from weft.rules import AnyWindow, FactorDims, Rule, Window
+from weft.rules import AnyWindow, Rule, Window
 
 __all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled", "spread"]
 
@@ -73,25 +73,22 @@ def cuts_of_factor(
 
 
 def spread(
-    frame: Frame, factor: str, order: tuple[int, ...], cuts: tuple[int, ...]
+    frame: Frame, layouts: Sequence[Layout], factor: str, order: tuple[int, ...],
+    cuts: tuple[int, ...],
 ) -> Cuts:
     """The cuts; the default where one shard of the first axis has all, and the op would do more on
-    its ranks than they have: a sum of products, or a result that is larger than what is cut so."""
+    its ranks than they have: a sum of products, or a result that is larger than what they have."""
     rule, sizes = frame.rule, frame.sizes
-    pieces = cuts[:: math.prod([sizes[axis] for axis in order[1:]])]
-    if factor in rule.offsets or cuts[-1] < 2 or cuts[-1] not in [
-        stop - start for start, stop in pairwise(pieces)
-    ]:
+    outer = cuts[:: math.prod([sizes[axis] for axis in order[1:]])]
+    if factor in rule.offsets or sole_shard(outer) is None:
         return cuts
     places = frame.leads[factor]
     if factor in rule.reduce and len(places) > 1:
         return None
-    most = max([_num_elements(rule, rule.operands[operand] or ()) for operand, _, _ in places])
-    return None if any(_num_elements(rule, dims) > most for dims in rule.results) else cuts
-
-
-def _num_elements(rule: Rule, dims: FactorDims) -> int:
-    return math.prod([rule.sizes[name] for factors in dims for name in factors])
+    most = max([math.prod(layouts[operand].shape) for operand, dim, _ in places
+                if layouts[operand].dims[dim]], default=0)
+    return None if any(math.prod([rule.sizes[name] for factors in dims for name in factors]) > most
+                       for dims in rule.results) else cuts
 
 
 def _units(
