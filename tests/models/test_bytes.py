@@ -53,7 +53,7 @@ def of_the_stream(name: str, dp: int, tp: int, with_sequences: bool) -> float:
     return total
 
 
-OUTSIDE = re.compile(r"embeddings\.|wpe|(o_proj|c_proj|output\.dense|fc2)\.bias")
+OUTSIDE = re.compile(r"embeddings\.|wpe|(o_proj|c_proj|output\.dense|fc2|classifier)\.bias")
 """Parameters whose gradients are complete on each rank of tp, also where sequences are cut: those
 before the stream, and biases that one rank adds to its term."""
 
@@ -64,6 +64,9 @@ def of_gradients(model: torch.nn.Module, dp: int, tp: int, with_sequences: bool)
         shape = list(parameter._meta.local_shape)
         if "wpe" in name or "position_embeddings.weight" in name:
             shape[0] = SIZES["even"].length  # no more positions are used, and sent
+        if with_sequences and name == "classifier.weight":  # cut by columns
+            total += all_reduce(math.prod(shape) * 4 / tp, dp) + math.prod(shape) * 4 * (1 - 1 / tp)
+            continue
         in_shards = with_sequences and parameter.sharding.is_replicated and not OUTSIDE.search(name)
         total += all_reduce(math.prod(shape) * 4, dp * tp if in_shards else dp)
     return total
@@ -93,10 +96,11 @@ def of_gpt2(dp: int, tp: int, with_sequences: bool) -> float:
 def of_vit(dp: int, tp: int, with_sequences: bool) -> float:
     """The class token is repeated for all images on every rank, which takes its own: the gradients
     of the others' copies come back, instead of their sum. Of sequences that are cut the first rank
-    has it, and shares its images out: their gradients come back."""
+    has it, and shares its columns out: their gradients come back, and scores are summed."""
     size = SIZES["even"]
     own = size.batch // dp * size.width * 4
-    back = with_sequences * own * (1 - 1 / tp)
+    scores = all_reduce(size.batch // dp * 7 * 4, tp)
+    back = with_sequences * (own * (1 - 1 / tp) + scores)
     return (dp - 1) * own - all_reduce(size.width * 4, dp) + back
 
 

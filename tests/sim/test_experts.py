@@ -154,3 +154,85 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(weft.LayoutError, match="there is an end for each expert"):
         weft.nn.by_expert(order, ends, up)
     assert weft.nn.by_expert(order, ends, up[:2]) is order
+
+
+def loop(x: Any, choice: Any, up: Any, down: Any, bias: Any) -> Any:
+    """As a user writes it."""
+    out = torch.zeros_like(x)
+    for e in range(len(up)):
+        (rows,) = torch.where(choice == e)
+        hidden = F.gelu(F.linear(x[rows], up[e], bias[e]))
+        out.index_add_(0, rows, hidden @ down[e])
+    return out
+
+
+_STACKED = {
+    "even": ({"ep": 2}, P("ep"), P("ep")),
+    "experts that do not divide": ({"ep": 4}, P("ep"), P("ep")),
+    "whole rows": ({"ep": 3}, P(), P("ep")),
+    "tensor parallel": ({"ep": 2, "tp": 2}, P("ep"), P("ep", "tp")),
+    "two axes": ({"a": 2, "b": 2}, P("a"), P(("b", "a"))),
+    "none of the experts": ({"ep": 2}, P("ep"), P(None, None, "ep")),
+}
+
+
+@pytest.mark.parametrize("name", _STACKED)
+def test_a_loop_over_experts_is_that_of_one_process(name: str) -> None:
+    axes, tokens, experts = _STACKED[name]
+    draw = torch.Generator().manual_seed(4)
+    given = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in (
+        (13, 6), (5, 9, 6), (5, 9, 6), (5, 9))]
+    choice = torch.randint(4, (13,), generator=draw)  # none for the last
+
+    def run(put: Any) -> list[Any]:
+        x, up, down, bias = [put(one.clone(), at).requires_grad_() for at, one in enumerate(given)]
+        out = loop(x, put(choice, 0), up, down, bias)
+        (out**3).sum().backward()
+        return [out, *(one.grad for one in (x, up, down, bias))]
+
+    due = run(lambda one, at: one)
+    specs = [tokens, experts, experts, P(*tuple(experts)[:1])]
+
+    def on_rank(mesh: Any) -> None:
+        found = run(lambda one, at: weft.distribute_tensor(one, mesh, specs[at]))
+        for one, other in zip(found, due, strict=True):
+            torch.testing.assert_close(one.full_tensor(), other)
+
+    weft.testing.run(on_rank, mesh=axes)
+
+
+@ranks(ep=4)
+def test_a_matrix_of_many_stays_on_its_rank(mesh: Any) -> None:
+    """And is a view of them: what is written to it is written there."""
+    full = torch.randn(6, 5, 7, generator=torch.Generator().manual_seed(1))
+    x = weft.distribute_tensor(full, mesh, P("ep"))
+    with weft.strict():
+        for e in range(6):
+            row = x[e]
+            sizes = [7 * (e // 2 == rank) for rank in range(4)]
+            assert row.sharding == weft.Layout(mesh, (5, 7), P(None, "ep"), {1: sizes})
+            back = row.unsqueeze(0)
+            assert back.sharding == x[e : e + 1].sharding
+        x[4].mul_(2)
+        x[:, 3].zero_()
+    full[4] *= 2
+    full[:, 3] = 0
+    torch.testing.assert_close(x.full_tensor(), full)
+
+
+@ranks(x=4)
+def test_other_ops_on_what_one_rank_has_use_all_ranks(mesh: Any) -> None:
+    """Products, and sums with what is larger, spread a row of a sharded dim first."""
+    full = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
+    x, whole = (weft.distribute_tensor(full, mesh, one) for one in (P(None, "x"), P()))
+    row = x[:, 2]
+    for made, due in (
+        (F.linear(row, whole[0]), F.linear(full[:, 2], full[0])),
+        (row + whole.new_zeros(5, 3, 8), full[:, 2].expand(5, 3, 8)),
+        (torch.einsum("bk,cnk->cbn", row, whole), torch.einsum("bk,cnk->cbn", full[:, 2], full)),
+    ):
+        lies = made.sharding
+        assert all(max(lies.sizes_of(dim)) < lies.shape[dim] for dim in range(made.dim())
+                   if lies.dims[dim]), lies
+        torch.testing.assert_close(made.full_tensor(), due)
+    assert max((row * 2).sharding.sizes_of(1)) == 8  # which is as much as it has

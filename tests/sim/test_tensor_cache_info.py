@@ -336,6 +336,30 @@ def test_clearing_leaves_nothing_behind() -> None:
         assert found == found[:1] * 4
 
 
+def test_clearing_leaves_nothing_of_layouts_that_are_gone() -> None:
+    """Where cuts follow from data, each step has new layouts, which the planner and metas keep."""
+    def on_rank(mesh: Any) -> list[Any]:
+        x, comm, wait = weft.distribute_tensor(X, mesh, P("x")), mesh.comm((0,)), torch.zeros(2)
+        found = []
+        for first in (0, 1, 2, 4):
+            of_data = (0, first, 5)
+            y = (x.redistribute(mesh, x.sharding.recut(0, 5, of_data)) * 2).requires_grad_()
+            y.redistribute(placements=P()).sum().backward()
+            del y
+            comm.all_reduce(wait, "sum")
+            weft.cache_clear()
+            gc.collect()
+            left = [one for one in gc.get_objects()
+                    if type(one) is weft.Layout and of_data in one.cuts]
+            found.append((weft.cache_info()["metas"].currsize, len(left)))
+            del left
+            comm.all_reduce(wait, "sum")
+        return found
+
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert found == [(found[0][0], 0)] * 4
+
+
 def test_what_was_asked_of_derivatives_leaves_nothing_behind() -> None:
     """Of ops whose gradient has gradients, and is computed of results that are saved."""
     def metas() -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.sole_holder import LINEAR, MATMUL, at_the_matrix
 from weft.rules import Call, op, page, rule
 
 __all__ = ["PAGE"]
@@ -122,11 +123,8 @@ def _one_hot_result(x: Tensor, num_classes: int = -1) -> Tensor | None:
 
 
 PAGE = page(
-    op("linear", rule("... k, n k, [... n] -> ... n", "... k, k, [] -> ...", linear=[0, 1],
-                      bias=[2])),
-    op("matmul", rule("... m k, ... k n -> ... m n", "... m k, k -> ... m",
-                      "k, ... k n -> ... n", "k, k ->", linear=[0, 1])),
-    op("mm", rule("m k, k n -> m n", linear=[0, 1])),
+    op("linear", LINEAR, layouts=at_the_matrix, floats_flow=True),
+    op("matmul mm", MATMUL, layouts=at_the_matrix, floats_flow=True),
     op("bmm", rule("b m k, b k n -> b m n", linear=[0, 1])),
     op("mv", rule("m k, k -> m", linear=[0, 1])),
     op("dot", rule("k, k ->", linear=[0, 1])),

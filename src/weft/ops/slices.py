@@ -100,8 +100,7 @@ def _kept(dim: int, length: int, bounds: slice) -> Length | None:
 
 
 def _select(x: Tensor, dim: int, index: int) -> Tensor:
-    """Of a sharded dim, the slice of length 1 stays where it is, without communication, and is then
-    gathered, so only the result is sent."""
+    """Of a sharded dim, the slice of length 1 stays where it is; one element comes to all ranks."""
     return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
 
 

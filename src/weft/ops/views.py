@@ -17,6 +17,7 @@ from weft.core import Layout
 from weft.ops.algorithm import Local
 from weft.ops.nested_views import groups, nested
 from weft.ops.regrouped_views import regrouped
+from weft.ops.sole_holder import UNSQUEEZE, squeezed, unsqueezed
 from weft.rules import Call, Decision, Rule, RuleText, op, page, rule
 from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
 
@@ -226,8 +227,10 @@ PAGE = page(
     op("permute permute_copy", _permuted(lambda call, ndim: [at % ndim for at in call.args[1]])),
     op("numpy_T", _permuted(lambda call, ndim: range(ndim)[::-1])),
     op("movedim moveaxis", _permuted(_moved)),
-    op("squeeze squeeze_copy", rule(_squeeze)),
-    op("unsqueeze unsqueeze_copy", rule("... -> ... 1", along="dim", linear=[0], moves=True)),
+    op("squeeze", rule(_squeeze), layouts=squeezed),
+    op("squeeze_copy", rule(_squeeze)),
+    op("unsqueeze", UNSQUEEZE, layouts=unsqueezed, floats_flow=True),
+    op("unsqueeze_copy", UNSQUEEZE),
     op("atleast_1d.default", rule("a ... -> a ...", "-> 1", linear=[0], moves=True)),
     op("atleast_2d.default",
        rule("a b ... -> a b ...", "a -> 1 a", "-> 1 1", linear=[0], moves=True)),

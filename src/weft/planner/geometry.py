@@ -33,7 +33,7 @@ def size_over(layout: Layout, axes: Iterable[int]) -> int:
     return math.prod([sizes[axis] for axis in axes])
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
 def strip(layout: Layout) -> Layout:
     """The layout without its axes of size 1, which shard nothing and reduce nothing."""
     sizes = layout.mesh.axis_sizes

@@ -23,6 +23,7 @@ from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
+from weft.planner.holders import crossing
 from weft.planner.links import Links, as_links
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
@@ -194,13 +195,13 @@ def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
     return ends[0], ends[1]
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
 def _plan(src: Layout, dst: Layout, itemsize: int, links: Links) -> Plan:
     check(src, dst)
     return Plan(src, dst, search(strip(src), strip(dst), itemsize, links), itemsize, links)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
 def fetching(src: Layout, dst: Layout, cover: Cover, itemsize: int = 4) -> Plan:
     """From the shards of `src` to the boxes that ranks read beside `dst`: one exchange, where both
     layouts shard the same dims by the same axes."""
@@ -211,7 +212,7 @@ def fetching(src: Layout, dst: Layout, cover: Cover, itemsize: int = 4) -> Plan:
     return Plan(src, dst, (*first.steps, last), itemsize, first.links, cover=cover)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
 def folding(src: Layout, cover: Cover, dst: Layout, itemsize: int = 4) -> Plan:
     """From partial values of the boxes that ranks read beside `src` to the shards of `dst`."""
     check(src, dst)
@@ -243,7 +244,7 @@ def kept_plans() -> tuple[int, int, int | None, int]:
 
 def forget_plans() -> None:
     """Search anew from now on."""
-    for kept in (_plan, fetching, folding):
+    for kept in (_plan, fetching, folding, family, missing_elements, crossing, strip):
         kept.cache_clear()
 
 

@@ -31,6 +31,8 @@ again if the operand needs a gradient. Further rules:
   most the size of what was sharded.
 - A factor with fewer elements than the axis has ranks leaves some of them idle. It pays what the
   busiest rank then holds of the result beyond its share, in the same way.
+- Cuts by which one rank has all of a factor are kept where nothing is compared, or the op does no
+  more than what is there: other ops would leave all ranks but one idle, and cut it evenly.
 - A windowed operand that stays sharded costs the halo, there and back.
 - Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
   nothing is compared.

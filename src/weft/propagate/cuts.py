@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-__all__ = ["Held", "busiest", "fairest", "nearest"]
+__all__ = ["Held", "busiest", "fairest", "nearest", "sole_shard"]
 
 Held = Sequence[tuple[tuple[int, ...], float]]
 """The cuts that operands have, each with the bytes of a row."""
@@ -34,6 +34,12 @@ def fairest(options: Sequence[tuple[int, ...]], held: Held) -> tuple[int, ...]:
         return lacks + (most - equal) * largest, lacks
 
     return min(options, key=cost)
+
+
+def sole_shard(cuts: tuple[int, ...]) -> int | None:
+    """The shard, of several, that alone has something to share: two places or more."""
+    holder = cuts.index(cuts[-1]) - 1
+    return holder if len(cuts) > 2 and cuts[-1] > 1 and cuts[holder] == 0 else None
 
 
 def nearest(cut: int, inner: int) -> int:

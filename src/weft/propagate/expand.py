@@ -20,7 +20,7 @@ from weft.propagate.choose import (
     cut_beside,
     zero_cost_choice,
 )
-from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled
+from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled, spread
 from weft.propagate.local import local_call, window_of, windowed_cuts
 from weft.rules import Call, Decision, Rule, TensorArg
 
@@ -56,6 +56,7 @@ def decide(
     # Whether shards are empty is a matter of lengths.
     by_form = not rule.by_size and (not rule.nonempty or rule.nonempty.isdisjoint(
         [factor for row in frame.held for factor in row]))
+    compared = {axis for axis, choice in enumerate(choices) if choice is NEEDS_COST}
     for axis, choice in enumerate(choices):
         if choice is NEEDS_COST:
             choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))
@@ -66,6 +67,8 @@ def decide(
         if isinstance(choice, str) and choice not in cut:
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
             order, cuts = cuts_of_factor(frame, layouts, choice, axes)
+            if cuts is not None and not compared.isdisjoint(axes):
+                cuts = spread(frame, layouts, choice, order, cuts)
             for other in axes:
                 if other not in order:
                     choices[other] = None

@@ -15,11 +15,11 @@ from itertools import pairwise
 
 from weft.core import Layout, default_cuts, filled_cuts, finer_cuts
 from weft.propagate.choose import Frame
-from weft.propagate.cuts import busiest, fairest, nearest
+from weft.propagate.cuts import busiest, fairest, nearest, sole_shard
 from weft.propagate.local import window_of
 from weft.rules import AnyWindow, Rule, Window
 
-__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled"]
+__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled", "spread"]
 
 Cuts = tuple[int, ...] | None
 """Cuts in units of a factor; None means the default."""
@@ -70,6 +70,25 @@ def cuts_of_factor(
         if any(start == stop for start, stop in pairwise(full)):
             cuts = filled_cuts(full)
     return order, cuts
+
+
+def spread(
+    frame: Frame, layouts: Sequence[Layout], factor: str, order: tuple[int, ...],
+    cuts: tuple[int, ...],
+) -> Cuts:
+    """The cuts; the default where one shard of the first axis has all, and the op would do more on
+    its ranks than they have: a sum of products, or a result that is larger than what they have."""
+    rule, sizes = frame.rule, frame.sizes
+    outer = cuts[:: math.prod([sizes[axis] for axis in order[1:]])]
+    if factor in rule.offsets or sole_shard(outer) is None:
+        return cuts
+    places = frame.leads[factor]
+    if factor in rule.reduce and len(places) > 1:
+        return None
+    most = max([math.prod(layouts[operand].shape) for operand, dim, _ in places
+                if layouts[operand].dims[dim]], default=0)
+    return None if any(math.prod([rule.sizes[name] for factors in dims for name in factors]) > most
+                       for dims in rule.results) else cuts
 
 
 def _units(

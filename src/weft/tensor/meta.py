@@ -29,7 +29,8 @@ from weft.transport.order import (
 
 __all__ = [
     "NONE", "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
-    "forget_recipes", "intern", "is_dense", "keep_recipe", "kept", "replicated_meta",
+    "forget_recipes", "forget_unused", "intern", "is_dense", "keep_recipe", "kept",
+    "replicated_meta",
 ]
 
 MAX_METAS = 4096
@@ -185,6 +186,17 @@ def forget_recipes() -> None:
     for meta in alive():
         meta.recipes.clear()
         meta.mesh.cache.pop("structures", None)
+
+
+def forget_unused(mesh: BoundMesh) -> None:
+    """Drop the metas that only the table of this mesh keeps."""
+    table: dict[Any, Meta] = mesh.cache.get("metas", {})
+    kept = [(key, weakref.ref(meta)) for key, meta in list(table.items())]
+    table.clear()
+    for key, ref in kept:
+        meta = ref()
+        if meta is not None:
+            table.setdefault(key, meta)
 
 
 def intern(

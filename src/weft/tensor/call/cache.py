@@ -23,7 +23,7 @@ from weft.tensor.counts import (
     TRANSITIONS,
     Hits,
 )
-from weft.tensor.meta import MAX_METAS, MAX_RECIPES_OF_MESH, alive, forget_recipes
+from weft.tensor.meta import MAX_METAS, MAX_RECIPES_OF_MESH, alive, forget_recipes, forget_unused
 from weft.tensor.placing.transitions import MAX_TRANSITIONS
 from weft.tensor.trace.derivatives import EDGES
 
@@ -91,14 +91,15 @@ def cache_info() -> CacheInfo:
 def cache_clear() -> None:
     """Drop what calls have cached, and count from zero.
 
-    Tensors and graphs are not touched. Metas stay, because tensors share them.
+    Tensors and graphs are not touched. Metas that they use stay, because tensors share them.
     """
     forget_recipes()
     for meta in alive():
-        meta.to_replicated = False
+        meta.to_replicated, meta.of_grad = False, None
     for mesh in live_meshes():
         for name in ("structures", "transitions", "moves", "num_recipes", "transport.programs"):
             mesh.cache.pop(name, None)
+        forget_unused(mesh)
     forget_plans()
     traces.clear()
     EDGES.clear()

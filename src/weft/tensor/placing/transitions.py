@@ -14,7 +14,7 @@ from weft.transport.transition import Casts, Transition
 
 __all__ = ["MAX_TRANSITIONS", "order_in_memory", "transition_between"]
 
-MAX_TRANSITIONS = 16384
+MAX_TRANSITIONS = 4096
 
 
 def transition_between(

@@ -1,6 +1,6 @@
 """Views whose data had to move: they follow their base, and their base follows them.
 
-A view op that cannot leave its data in place (a row of a sharded dim is sent to every
+A view op that cannot leave its data in place (one element of a sharded dim is sent to every
 rank) makes a tensor that shares no memory with its base. It is a view nevertheless: a `View` knows
 the base and the call. The local tensor of the result is of the class `Moved`, so torch calls
 `__torch_function__` for every use of it, as for a tensor in flight:

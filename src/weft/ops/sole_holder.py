@@ -1,0 +1,131 @@
+"""What one rank of an axis has alone: a row of a sharded dim, as `x[i]` leaves it.
+
+A sharded dim of length 1 is on one rank. Where `squeeze` drops it, its axes shard the last dim
+instead, all of which is in one shard: nothing is sent. `unsqueeze` gives the axes back to the new
+dim. So the product of rows with one of many sharded matrices is a batch of one product, whose rows
+go to the rank of the matrix if that costs less than to spread the matrix. What other ops do with
+such a tensor where they compare costs: see `propagate.factor_cuts.spread`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.propagate import sole_shard
+from weft.rules import Call, Decision, Rule, RuleText, rule
+from weft.rules.factors import dim_list, one_dim
+
+__all__ = ["LINEAR", "MATMUL", "UNSQUEEZE", "at_the_matrix", "squeezed", "unsqueezed"]
+
+LINEAR = rule("... k, n k, [... n] -> ... n", "... k, k, [] -> ...", linear=[0, 1], bias=[2])
+MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n -> ... n",
+              "k, k ->", linear=[0, 1])
+UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
+
+_Part = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""The axes of a dim and its cuts."""
+
+
+def squeezed(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Decision | None:
+    """The axes of a sharded dim that is dropped come to the last dim, over which products sum: they
+    compare what it costs to spread it."""
+    (layout,), shape = layouts, call.tensors[0].shape
+    named = call.arg(1, "dim")
+    gone = {dim for dim in ([] if named in ((), []) else dim_list(named, len(shape)))
+            if shape[dim] == 1}
+    sharded = [dim for dim in gone if layout.dims[dim]]
+    left = [dim for dim in range(len(shape)) if dim not in gone]
+    if len(sharded) != 1 or not left:
+        return None
+    (at,), to = sharded, left[-1]
+    if not shape[to]:
+        return None
+    result = layout.take(left)
+    dims, cuts = list(result.dims), list(result.cuts)
+    inner, outer = layout.cuts_of(to), layout.cuts_of(at)
+    holder, step = outer.index(1) - 1, len(inner) - 1
+    dims[-1] = layout.dims[at] + layout.dims[to]
+    cuts[-1] = (0,) * (holder * step) + inner + (shape[to],) * ((len(outer) - 2 - holder) * step)
+    return _viewed(call, layout, result.replace(dims=dims, cuts=cuts))
+
+
+def unsqueezed(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Decision | Rule | None:
+    """Where one rank of some axes has all, they shard the new dim."""
+    (layout,) = layouts
+    found = _sole(layout)
+    if found is None:
+        return _by_cuts(UNSQUEEZE, call, wants_grad) if any(layout.cuts) else None
+    of, (outer, holder), (axes, cuts) = found
+    at = one_dim(call.arg(1, "dim"), layout.ndim + 1)
+    mine = Layout.make(layout.mesh, (1,), (outer,), (holder,))
+    dims, own = list(layout.dims), list(layout.cuts)
+    dims[of], own[of] = axes, cuts
+    return _viewed(call, layout, layout.replace(dims=dims, cuts=own).insert(at, mine))
+
+
+def _viewed(call: Call, layout: Layout, result: Layout) -> Decision:
+    source = call.tensors[0]
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (source, list(result.local_shape_at(coordinate))), {}
+
+    return Decision((layout,), (result,), args, "aten.view.default")
+
+
+def _sole(layout: Layout) -> tuple[int, _Part, _Part] | None:
+    """The first dim of which one rank of its outer axes has all; these axes, as those of a dim of
+    length 1; and what its other axes do."""
+    sizes = layout.mesh.axis_sizes
+    for dim, (axes, cuts) in enumerate(zip(layout.dims, layout.cuts)):
+        if cuts is None:
+            continue
+        inner = [math.prod([sizes[axis] for axis in axes[num:]]) for num in range(len(axes) + 1)]
+        for num in range(len(axes), 0, -1):
+            holder = sole_shard(cuts[:: inner[num]])
+            if holder is not None:
+                outer = (0,) * (holder + 1) + (1,) * (inner[0] // inner[num] - holder)
+                own = cuts[holder * inner[num] : (holder + 1) * inner[num] + 1]
+                return dim, (axes[:num], outer), (axes[num:], own if axes[num:] else None)
+    return None
+
+
+def at_the_matrix(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | Rule | None:
+    """A product with a matrix that one rank of some axes has: a batch of one, whose rows go there
+    if that costs less than to spread the matrix."""
+    x, matrix = call.tensors[:2]
+    if len(x.shape) != 2 or len(matrix.shape) != 2 or not any(layouts[1].cuts):
+        return None
+    linear = call.op.startswith("aten.linear")
+    if _sole(layouts[1]) is None:
+        return _by_cuts(LINEAR if linear else MATMUL, call, wants_grad)
+    return Composite(_linear if linear else _product, each_call=True)
+
+
+def _by_cuts(text: RuleText, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
+    """The rule, which does not hold for other cuts."""
+    found = text.bind(call, wants_grad)
+    return None if found is None else replace(found, by_size=True)
+
+
+def _linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = _product(x, matrix.t())
+    return product if bias is None else product + bias
+
+
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """As a batch of one, of whose result the rows are kept together."""
+    return torch.bmm(x.unsqueeze(0), matrix.unsqueeze(0)).mT.squeeze(0).t()
