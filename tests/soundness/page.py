@@ -57,7 +57,7 @@ that is read, forward and backward |
 | `s>0` | leaves no shard empty | a few rows, where a shard was empty |
 
 `...` stands for leading dims, which broadcast, `[x]` for an operand that may be absent, `{x}` for a
-list. `along` names the argument that selects the dims of the factor beside `...`. `linear` lists
+list, `*x` for an operand of which only the layout is read, so that it stays as it is. `along` names the argument that selects the dims of the factor beside `...`. `linear` lists
 the operands (from 0) in which the op is linear, each alone or together (`0+1`): there partial sums
 pass. With `moves`, elements only change position, and partial values of every kind pass. A rule in
 italics is that of one call, where a function of the arguments gives the rule. "By layouts" means
@@ -210,7 +210,7 @@ def _call(given: AtenCall) -> Call:
 
 def _text(rule: Rule) -> str:
     """The rule of one call as a factor string."""
-    given = ", ".join("any" if dims is None else _tensor(rule, at, dims)
+    given = ", ".join("any" if dims is None else "*" * (at in rule.unread) + _tensor(rule, at, dims)
                       for at, dims in enumerate(rule.operands))
     return f"{given} -> {', '.join(_tensor(rule, None, dims) for dims in rule.results)}"
 
