@@ -57,13 +57,14 @@ that is read, forward and backward |
 | `s>0` | leaves no shard empty | a few rows, where a shard was empty |
 
 `...` stands for leading dims, which broadcast, `[x]` for an operand that may be absent, `{x}` for a
-list. `along` names the argument that selects the dims of the factor beside `...`. `linear` lists
-the operands (from 0) in which the op is linear, each alone or together (`0+1`): there partial sums
-pass. With `moves`, elements only change position, and partial values of every kind pass. A rule in
-italics is that of one call, where a function of the arguments gives the rule. "By layouts" means
-that data or the operands' layouts decide. Without a rule, an op is composed of others: once for all
-calls of its form, or "at each call" where it draws or where data decide what it does.
-`torch.unique` is a function of torch; `uniform_` is an in-place op with an entry of its own.
+list, `*x` for an operand of which only the layout is read, so that it stays as it is. `along` names
+the argument that selects the dims of the factor beside `...`. `linear` lists the operands (from 0)
+in which the op is linear, each alone or together (`0+1`): there partial sums pass. With `moves`,
+elements only change position, and partial values of every kind pass. A rule in italics is that of
+one call, where a function of the arguments gives the rule. "By layouts" means that data or the
+operands' layouts decide. Without a rule, an op is composed of others: once for all calls of its
+form, or "at each call" where it draws or where data decide what it does. `torch.unique` is a
+function of torch; `uniform_` is an in-place op with an entry of its own.
 
 An op over lists is the op of each element. With "blocks", if the operands of each element have one
 layout, it runs once, on lists of local tensors.
@@ -210,7 +211,8 @@ def _call(given: AtenCall) -> Call:
 
 def _text(rule: Rule) -> str:
     """The rule of one call as a factor string."""
-    given = ", ".join("any" if dims is None else _tensor(rule, at, dims)
+    given = ", ".join("any" if dims is None
+                      else "\\*" * (at in rule.unread) + _tensor(rule, at, dims)
                       for at, dims in enumerate(rule.operands))
     return f"{given} -> {', '.join(_tensor(rule, None, dims) for dims in rule.results)}"
 

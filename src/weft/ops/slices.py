@@ -260,10 +260,6 @@ def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision
 # Compositions.
 
 
-def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """A diagonal, by the rule of `diagonal`: any dim may be sharded, and nothing is sent."""
-    return x.diagonal(offset, dim1, dim2)
-
 
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """A `slice_scatter` of one slice: any dim may be sharded; only the slice is sent."""
@@ -315,6 +311,5 @@ PAGE = page(
     op("tril triu", layouts=_triangle),
     op("slice_scatter", layouts=_slice_scatter, result=_fits(_aten.slice.Tensor)),
     op("diagonal_scatter", layouts=_diagonal_scatter, result=_fits(_aten.diagonal.default)),
-    op("linalg_diagonal", compose=_linalg_diagonal),
     op("select_scatter", compose=_select_scatter, result=_fits(_aten.select.int)),
 )

@@ -87,14 +87,6 @@ def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [one.expand(shape) for one in tensors]
 
 
-def _view_as(x: Tensor, other: Tensor) -> Tensor:
-    """A view of the other's shape, of which nothing else is read."""
-    return x.view(other.shape)
-
-
-def _reshape_as(x: Tensor, other: Tensor) -> Tensor:
-    """`reshape` to the other's shape, of which nothing else is read."""
-    return x.reshape(other.shape)
 
 
 def _repeat_interleave(
@@ -240,8 +232,6 @@ PAGE = page(
        rule("... -> ...", linear=[0], moves=True, sizes="size")),
     op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
     op("broadcast_tensors", compose=_broadcast_tensors, views_each=True),
-    op("view_as", compose=_view_as),
-    op("reshape_as", compose=_reshape_as),
     op("repeat_interleave.self_int",
        rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True),
        compose=_repeat_interleave),

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Composite, Local
+from weft.ops.algorithm import Algorithm, Composite
 from weft.ops.indexing.index_layouts import IndexLayout
 from weft.ops.indexing.rows import (
     element_layouts,
@@ -171,15 +170,8 @@ def _scatter(
         call.op, x, tuple(range(x.ndim)), [index], source, index.shape, 0, False, adds, False,
         _element_writer(call), dim)
 
-    def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
-        if delivers:
-            return write.delivered(mesh, x, places, in_place)
-        return write.own(mesh, x, places.parted, in_place)
-
-    puts = "reduce" not in call.op
-    writes = (lambda mesh: bind(mesh, True)) if puts else None
-    axes = x.dims[dim] if delivers else ()
-    return Local(Decision(tuple(operands), (x,)), bind, axes, writes)
+    return write.local(
+        operands, places.parted, places if delivers else None, "reduce" not in call.op)
 
 
 def _names_rows(call: Call, dim: int, others: Sequence[int]) -> bool:

@@ -69,8 +69,8 @@ class Write:
     write: Writer
     along: int | None = None
 
-    def algorithm(self) -> Local | Decision:
-        """The decision, or the function of local tensors, that carries it out."""
+    def algorithm(self) -> Local:
+        """The function of local tensors that carries it out, between its layouts."""
         x = self._target()
         cutting = {axis for dim in self.dims for axis in x.dims[dim]}
         kept = [dim for dim in range(x.ndim) if dim not in self.dims]
@@ -89,17 +89,24 @@ class Write:
         operands = [x, *(named.fitted(index.shape) for index in self.indices)]
         if self.values is not None:
             operands.append(self._values(x, kept, lying))
-        decision = Decision(tuple(operands), (x,))
-        if places is None:
-            def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
+        return self.local(operands, lying, places)
+
+    def local(
+        self, operands: Sequence[Layout], lying: Layout, places: IndexLayout | None,
+        in_place: bool = True,
+    ) -> Local:
+        """The write for operands that come to these layouts. Values are delivered to `places`, or
+        every rank takes its own of those that it has by `lying`; `in_place`, if asked for."""
+        x = operands[0]
+
+        def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
+            if places is None:
                 return self.own(mesh, x, lying, in_place)
-
-            return Local(decision, bind, writes=lambda mesh: bind(mesh, True))
-
-        def deliver(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
             return self.delivered(mesh, x, places, in_place)
 
-        return Local(decision, deliver, tuple(sorted(cutting)), lambda mesh: deliver(mesh, True))
+        axes = () if places is None else sorted(axis for dim in self._cut for axis in x.dims[dim])
+        writes = (lambda mesh: bind(mesh, True)) if in_place else None
+        return Local(Decision(tuple(operands), (x,)), bind, tuple(axes), writes)
 
     def _target(self) -> Layout:
         x = self.x

@@ -38,14 +38,15 @@ def parts_of(
 ) -> Parts | None:
     """The parts of the op, on meta tensors like its call's; None if the book does not cover them.
 
-    An op that torch does not compose, that writes, or whose result is a view, stays whole.
+    An op that torch does not compose, or that writes, stays whole; so does a view that only its
+    compilers compose.
 
     Args:
         dtype: that autocast gives the op, where it is on.
     """
     overload, about = op.overload, facts(op.overload)
     composed = _composed(overload)
-    if composed is None or about.writes or about.is_view:
+    if composed is None or about.writes or (about.is_view and not _has_kernel(overload, _IMPLICIT)):
         return None
     metas = list(metas)
     if torch.is_autocast_enabled(device_type) and _has_kernel(
