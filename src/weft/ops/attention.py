@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.attending.sequence import masked_weights
 from weft.ops.attending.ways import Drops, Way
 from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
@@ -81,26 +82,15 @@ def _with_dropout(
     if enable_gqa and not key.shape[-3]:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
+        heads = query.shape[-3]
+        key, value = (one.repeat_interleave(heads // one.shape[-3], -3) for one in (key, value))
     scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if mask is not None and mask.dtype is torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask
-    weights = scores.softmax(-1)
-    if mask is not None:  # rows that attend to nothing are zero
-        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    weights = scores.softmax(-1) if mask is None else masked_weights(scores, mask)
     return torch.dropout(weights, p, True) @ value
 
-
-def _repeated(heads: Tensor, num: int) -> Tensor:
-    """Each head as often as queries share it."""
-    *lead, count, length, width = heads.shape
-    shared = heads.unsqueeze(-3).expand(*lead, count, num // count, length, width)
-    return shared.flatten(-4, -3)
 
 
 _FUSED_NDIM = (3, 4) if torch.__version__ >= "2.14" else (4,)
