@@ -7,21 +7,30 @@ that get a gradient on other ranks, to the same order of derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from weft.tensor.trace.derivatives import Constant, Curved
-from weft.tensor.trace.trees import map_tensors
+from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["tie", "tied"]
+__all__ = ["tie", "tied", "tying"]
 
 
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
     """The results with graph edges, each to the operands that `anchor` names for it."""
     each = iter(anchor)
     return map_tensors(lambda one: tie(one, _ends(next(each), locals_)), out)
+
+
+def tying(local: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose result gets an edge to each operand that requires a gradient."""
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [one for one in flatten((args, kwargs)) if one.requires_grad]
+        return tie(local(*args, **kwargs), given)
+
+    return run
 
 
 def _ends(edges: Sequence[int], locals_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
