@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import weft
@@ -149,3 +150,18 @@ def test_a_graph_does_not_keep_what_it_read() -> None:
         lambda mesh: march(weft.distribute_tensor(x, mesh, P("x"))), mesh={"x": 2}
     ):
         assert peak < 1.25 * alone / 2, peak / alone
+
+
+def test_slices_meet_an_operand_whose_dim_has_more_factors() -> None:
+    """Heads of queries in groups, of which slices of keys have one each."""
+    q, k = torch.randn(2, 2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
+
+    def attend(q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k[:, :2], k[:, 2:], enable_gqa=True)
+
+    def on_rank(mesh: Any) -> Tensor:
+        return attend(*[weft.distribute_tensor(one, mesh, P(None, "x")) for one in (q, k)]
+                      ).full_tensor()
+
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        torch.testing.assert_close(found, attend(q, k))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.attending.sequence import masked_weights
 from weft.ops.attending.ways import Drops, Way
 from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
@@ -86,14 +87,9 @@ def _with_dropout(
     scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if mask is not None and mask.dtype is torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask
-    weights = scores.softmax(-1)
-    if mask is not None:  # rows that attend to nothing are zero
-        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    weights = scores.softmax(-1) if mask is None else masked_weights(scores, mask)
     return torch.dropout(weights, p, True) @ value
+
 
 
 def _repeated(heads: Tensor, num: int) -> Tensor:

@@ -90,10 +90,6 @@ def _roll_on_box(call: Call, boxed: Boxed) -> OnRank:
     return roll, boxed.args, boxed.kwargs
 
 
-def _flat_roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """Without dims the flat view is rolled."""
-    return x.reshape(-1).roll(shifts, 0).reshape(x.shape)
-
 
 # Pads.
 
@@ -272,8 +268,7 @@ def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
 
 PAGE = page(
     op("flip fliplr flipud", _windowed(_mirrors)),
-    op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims"))),
-       compose=_flat_roll),
+    op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims")))),
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
                    on_box=_pad_on_box,
                    serves=_repeats_border), layouts=_pad, compose=_cropped_circle),

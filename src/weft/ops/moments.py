@@ -113,20 +113,6 @@ def _widened(x: Tensor) -> Tensor:
     return x.to(real.to_complex() if x.is_complex() else real)
 
 
-def _matrix_norm(x: Tensor, ord: Any, dim: Any, keepdim: bool, *, dtype: Any = None) -> Tensor:
-    """Norms made of sums and extrema of magnitudes."""
-    x = x if dtype is None else x.to(dtype)
-    rows, columns = (each % x.dim() for each in dim)
-    if ord == "fro":
-        return torch.linalg.vector_norm(x, 2, (rows, columns), keepdim)
-    added, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
-    sums = x.abs().sum(added, keepdim=True)
-    if ord > 0 and not sums.shape[kept]:  # torch gives zeros here, and no gradient
-        out = sums.detach().sum(kept, keepdim=True)
-    else:
-        out = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
-    return out if keepdim else out.squeeze((rows, columns))
-
 
 def _nanmean(
     x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
@@ -198,8 +184,7 @@ PAGE = page(
     op("linalg_vector_norm norm", rule(_norm_rule, along="dim"), kernel=_norm),
     op("linalg_matrix_norm",
        rule("...>0 s! -> ...", along="dim", default=(-2, -1),
-            serves=lambda call: call.args[1] in (2, -2, "nuc")),
-       compose=_matrix_norm),
+            serves=lambda call: call.args[1] in (2, -2, "nuc"))),
     op("nanmean", rule("... s! -> ...", along="dim", serves=lambda call: not sharded_along(call)),
        compose=_nanmean, result=of_all(torch.ops.aten.nanmean.default)),
     op("linalg_vecdot", rule("... s, ... s -> ...", along="dim", default=-1,

@@ -89,15 +89,6 @@ def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 
-def _repeat_interleave(
-    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
-) -> Tensor:
-    """Along a dim, or of the flat view: any dim may be sharded. A size that torch has checked says
-    nothing more."""
-    if dim is None:
-        x, dim = x.reshape(-1), 0
-    return x.repeat_interleave(repeats, dim) if repeats else x.narrow(dim, 0, 0)
-
 
 def _is_repeated_along(call: Call) -> bool:
     return call.get("dim") is not None and call.get("repeats") > 0 and (
@@ -233,8 +224,7 @@ PAGE = page(
     op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
     op("broadcast_tensors", compose=_broadcast_tensors, views_each=True),
     op("repeat_interleave.self_int",
-       rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True),
-       compose=_repeat_interleave),
+       rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True)),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),
     op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0]), widens=True),
     op("flatten ravel", rule(_flatten, linear=[0], moves=True), layouts=_by_blocks),

@@ -157,7 +157,7 @@ def _home(
         if layout.dims[dim] != order:
             continue
         if of is None or of[0].dims[dim] != order:
-            fixed.add(layout.cuts_of(dim))
+            fixed.add(tuple([nearest(cut, inner) for cut in layout.cuts_of(dim)]))
         elif inner == 1:
             middles.setdefault(of[0].cuts_of(dim), []).append(of[1][dim])
     if len(fixed) == 1 and middles:

@@ -23,7 +23,7 @@ from weft.ops.attending.tiles import Asked, Gradients, Rows
 from weft.ops.precision import wide
 from weft.transport import traffic
 
-__all__ = ["Keys", "attend"]
+__all__ = ["Keys", "attend", "masked_weights"]
 
 _gradients: Any = torch.autograd.grad
 BUFFER_NBYTES = 1 << 18
@@ -86,21 +86,23 @@ def _plain(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     dtype = wide(q.dtype)
     k, v = keys.gather(k, 1), keys.gather(v, 2)
     scores = torch.matmul(q.to(dtype), k.to(dtype).mT) * asked.scale
-    rows, columns = scores.shape[-2:]
-    device = q.device
-    hidden = torch.zeros((rows, columns), dtype=torch.bool, device=device)
     if asked.is_causal:
-        queries = positions(keys.queries, device).unsqueeze(-1)
-        hidden = positions(stretches((0, columns), keys.order), device) > queries
+        queries = positions(keys.queries, q.device).unsqueeze(-1)
+        columns = positions(stretches((0, scores.shape[-1]), keys.order), q.device)
+        scores = scores.masked_fill(columns > queries, -torch.inf)
     mask = None if asked.mask is None else keys.gather(asked.mask, 3)
+    weights = masked_weights(scores, mask)
+    return torch.matmul(asked.kept(weights, 0, 0), v.to(dtype)).to(q.dtype)
+
+
+def masked_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The softmax of scores that a mask hides or changes; zero for rows that see nothing."""
     if mask is not None and mask.dtype is torch.bool:
-        hidden = hidden | mask.logical_not()
+        scores = scores.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         scores = scores + mask
-    scores = scores.masked_fill(hidden, -torch.inf)
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-    return torch.matmul(asked.kept(weights, 0, 0), v.to(dtype)).to(q.dtype)
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
 class _Attention(torch.autograd.Function):

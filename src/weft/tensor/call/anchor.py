@@ -7,7 +7,7 @@ that get a gradient on other ranks, to the same order of derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from weft.tensor.trace.derivatives import Behind, Constant, Curved
 from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["tie", "tied"]
+__all__ = ["tie", "tied", "tying"]
 
 
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
@@ -32,6 +32,15 @@ def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tens
 
     each = iter(range(len(results)))
     return map_tensors(lambda _: result(next(each)), out)
+
+
+def tying(local: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose result gets an edge to each operand that requires a gradient."""
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [one for one in flatten((args, kwargs)) if one.requires_grad]
+        return tie(local(*args, **kwargs), given)
+
+    return run
 
 
 def _ends(edges: Sequence[int], locals_: Sequence[torch.Tensor]) -> list[torch.Tensor]:

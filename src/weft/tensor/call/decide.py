@@ -17,6 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Decision, Rule
 from weft.tensor.call import by_book, fallback, foreach, outside
+from weft.tensor.call.anchor import tying
 from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
@@ -206,6 +207,7 @@ class Builder:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
             local = as_autocast(local, dtype, self.mesh.kernel_type)
         if any(decision.folds):
+            local = tying(local) if self.is_idle else local  # its sum is a node
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
