@@ -213,6 +213,8 @@ def test_a_matrix_of_many_stays_on_its_rank(mesh: Any) -> None:
             assert row.sharding == weft.Layout(mesh, (5, 7), P(None, "ep"), {1: sizes})
             back = row.unsqueeze(0)
             assert back.sharding == x[e : e + 1].sharding
+        again = torch.stack([x[e] for e in range(6)])
+        assert again.sharding == x.sharding
         x[4].mul_(2)
         x[:, 3].zero_()
     full[4] *= 2

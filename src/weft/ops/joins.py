@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.sole_holder import STACK, stacked
 from weft.rules import Call, FactorDims, Rule, op, page, rule
 from weft.rules.factors import dims, names, one_dim
 
@@ -61,7 +62,7 @@ def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
 
 PAGE = page(
     op("cat concat concatenate", rule(_cat)),
-    op("stack", rule("{...} -> ... n", along="dim", linear=[0], moves=True)),
+    op("stack", STACK, layouts=stacked, floats_flow=True),
     op("hstack", compose=_hstack),
     op("vstack row_stack", compose=_vstack),
     op("block_diag", compose=_block_diag),

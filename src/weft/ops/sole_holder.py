@@ -23,11 +23,13 @@ from weft.propagate import sole_shard
 from weft.rules import Call, Decision, Rule, RuleText, rule
 from weft.rules.factors import dim_list, one_dim
 
-__all__ = ["LINEAR", "MATMUL", "UNSQUEEZE", "at_the_matrix", "squeezed", "unsqueezed"]
+__all__ = ["LINEAR", "MATMUL", "STACK", "UNSQUEEZE", "at_the_matrix", "squeezed", "stacked",
+           "unsqueezed"]
 
 LINEAR = rule("... k, n k, [... n] -> ... n", "... k, k, [] -> ...", linear=[0, 1], bias=[2])
 MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n -> ... n",
               "k, k ->", linear=[0, 1])
+STACK = rule("{...} -> ... n", along="dim", linear=[0], moves=True)
 UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
 
 _Part = tuple[tuple[int, ...], tuple[int, ...] | None]
@@ -73,6 +75,21 @@ def unsqueezed(
     dims, own = list(layout.dims), list(layout.cuts)
     dims[of], own[of] = axes, cuts
     return _viewed(call, layout, layout.replace(dims=dims, cuts=own).insert(at, mine))
+
+
+def stacked(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | Rule | None:
+    """Rows that one rank each has come to shards of the new dim, as a `cat`."""
+    if not all(any(layout.cuts) for layout in layouts):
+        return None
+    if None in map(_sole, layouts):
+        return _by_cuts(STACK, call, wants_grad)
+    return Composite(_stack, each_call=True)
+
+
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
 def _viewed(call: Call, layout: Layout, result: Layout) -> Decision:
