@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from weft.errors import UnsupportedOpError
 from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.call.fallback import replicate, write_back
+from weft.tensor.call.fallback import replicate, tell, write_back
 from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.call.own.functions import OWN, is_sharded
 from weft.tensor.call.own.outside import OutsideMesh
@@ -148,6 +148,9 @@ def plain_apply(cls: Any) -> Callable[..., Any]:
     return partial(_APPLY, cls)
 
 
+_RULE = 'weft.register_rule(TheFunction, "... -> ...")'
+
+
 def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """A user's Function on full tensors; every rank computes the same."""
     tensors = flatten((args, kwargs))
@@ -156,6 +159,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if mesh.here is None:
         return OutsideMesh(plain_apply(cls), mesh, None).run(cls, args, kwargs)
     tensors = [taken(tensor, mesh) for tensor in tensors]
+    tell(f"{cls.__name__}.apply", "the Function has no rule", tensors, _RULE, any_size=False)
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
     if share_memory(tensors):
         full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
