@@ -367,3 +367,28 @@ def test_the_rules_are_right(case: Any) -> None:
         weft.testing.check_rule(op, *example)
     finally:
         weft.unregister_rule(op)
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def test_a_large_operand_of_a_function_without_a_rule_is_told() -> None:
+    def program(mesh: Any) -> Any:
+        return _Same.apply(weft.ones(8, 4, mesh=mesh, placements=weft.P("x"))).sharding
+
+    before = weft.warn_if_whole(129)
+    try:
+        weft.testing.run(program, mesh={"x": 2})
+        weft.warn_if_whole(128)
+        with pytest.warns(weft.WeftWarning, match=r"(?s)_Same.*128 bytes.*register_rule") as told:
+            weft.testing.run(program, mesh={"x": 2})
+        assert len(told) == 1
+    finally:
+        weft.warn_if_whole(before)

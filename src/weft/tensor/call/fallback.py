@@ -7,7 +7,7 @@ same random numbers. One warning per op names the bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from weft.tensor.call import outside
 from weft.tensor.call.in_place import check_writable
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
+from weft.tensor.placing.left_whole import is_large
 from weft.tensor.placing.operands import entered, share_memory
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -30,7 +31,7 @@ from weft.tensor.trace.trees import fill, flatten, local_of, map_tensors, substi
 from weft.tensor.versions import counted_version, write_counted
 from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
-__all__ = ["FIX", "of_op", "on_full", "runner"]
+__all__ = ["FIX", "of_op", "on_full", "runner", "tell"]
 
 _WARNED: set[str] = set()
 
@@ -60,7 +61,7 @@ def runner(
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", None) or str(func)
         tensors = flatten((args, kwargs))
-        _tell(name, reason, tensors, fix)
+        tell(name, reason, tensors, fix)
         told = {id(tensor) for tensor in written_by(func, args, kwargs)}
         written = {*writes, *(at for at, tensor in enumerate(tensors) if id(tensor) in told)}
         result = on_full(name, mesh, func, args, kwargs, written)
@@ -148,10 +149,14 @@ def _write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: Bound
     written_to(tensor)
 
 
-def _tell(name: str, reason: str, tensors: list[torch.Tensor], fix: str) -> None:
+def tell(
+    name: str, reason: str, tensors: Sequence[torch.Tensor], fix: str = FIX, any_size: bool = True
+) -> None:
+    """Warn once per op about the operands that it gathers, or raise in strict mode; `any_size`:
+    also if they are smaller than what `warn_if_whole` says."""
     sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
     nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
-    if not nbytes:
+    if not nbytes or not (any_size or is_large(nbytes)):
         return
     layouts = [str(t._meta.layout) for t in sharded]
     if modes.is_strict():

@@ -147,6 +147,9 @@ def plain_apply(cls: Any) -> Callable[..., Any]:
     return partial(_APPLY, cls)
 
 
+_RULE = 'weft.register_rule(TheFunction, "... -> ...")'
+
+
 def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """A user's Function on full tensors; every rank computes the same."""
     metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
@@ -159,6 +162,8 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
             return _APPLY(cls, *opened, **named)
 
     args, kwargs = map_tensors(lambda one: taken(one, mesh), (args, kwargs))
+    fallback.tell(f"{cls.__name__}.apply", "the Function has no rule", flatten((args, kwargs)),
+                  _RULE, any_size=False)
     return fallback.on_full(cls.__name__, mesh, call, args, kwargs, are_views=False)
 
 

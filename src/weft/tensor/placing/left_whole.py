@@ -17,7 +17,7 @@ from weft.errors import ShardTypeError, StrictError, message
 from weft.rules import Decision, Rule
 from weft.tensor import modes
 
-__all__ = ["LeftWhole", "WideHalo", "find_wide", "warn_if_whole"]
+__all__ = ["LeftWhole", "WideHalo", "find_wide", "is_large", "warn_if_whole"]
 
 
 class _Limit:
@@ -54,6 +54,11 @@ def warn_if_whole(nbytes: int | None) -> int | None:
     return before
 
 
+def is_large(nbytes: int) -> bool:
+    """Whether a call that leaves so many bytes whole warns."""
+    return _Limit.nbytes is not None and nbytes >= _Limit.nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class LeftWhole:
     """A call that leaves the value of a sharded or partial operand whole.
@@ -75,10 +80,10 @@ class LeftWhole:
 
     def check(self) -> None:
         """Warn at the user's line, or raise in strict mode, from that many bytes on."""
-        is_large = _Limit.nbytes is not None and self.nbytes >= _Limit.nbytes
-        if modes.is_strict() and (is_large or not self._is_partial):
+        warns = is_large(self.nbytes)
+        if modes.is_strict() and (warns or not self._is_partial):
             raise StrictError(self._message("under weft.strict() no op communicates implicitly"))
-        if is_large:
+        if warns:
             modes.warn(self._message(
                 "what is sharded stays sharded, unless the op needs it whole "
                 "(weft.warn_if_whole sets from how many bytes on weft warns)"))
@@ -122,7 +127,7 @@ class WideHalo:
 
     def check(self) -> None:
         """Warn at the user's line, where there are that many bytes."""
-        if _Limit.nbytes is None or self.read < _Limit.nbytes:
+        if not is_large(self.read):
             return
         modes.warn(message(
             self.name, f"at {modes.source_line()} a rank that holds {nbytes_text(self.held)} of an "
