@@ -38,10 +38,18 @@ def _counted(x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.histc(x.double(), *args).to(x.dtype)
 
 
+def _of_the_input(at: int) -> Any:
+    """The gradient of an operand of which torch has no meta kernel."""
+    return lambda *args: torch.empty_like(args[at], memory_format=torch.contiguous_format)
+
+
 VALUES: dict[Any, Any] = {_aten.histc.default: _counted}
 """Op -> its result for known values that its kernel on the CPU does not take."""
 
 GUESSES: dict[Any, Any] = {
     _aten._unique2.default: _all_different, _aten.bincount.default: _spread_evenly,
+    _aten._ctc_loss_backward.default: _of_the_input(1),
+    _aten._ctc_loss_backward.Tensor: _of_the_input(1),
+    _aten.fractional_max_pool3d_backward.default: _of_the_input(1),
 }
 """Op -> its result for elements of which all are different and all are equally frequent."""
