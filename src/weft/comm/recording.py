@@ -5,8 +5,8 @@ the right size and record every collective with the bytes that this rank receive
 volumes of bandwidth-optimal algorithms. Of tensors without memory values may be known, and what
 others have is then taken from what this rank has: reductions and gathers are those of equal values
 (a mask of ones has no zero on any rank), and every rank sends the one that follows k places after
-it what this rank sends the one k places after itself. Masks
-of which others have more or less begin alike.
+it what this rank sends the one k places after itself. Masks of which others have more or less begin
+alike.
 
 While `recording(world)` is open, the thread is in that world.
 """
