@@ -101,9 +101,10 @@ def test_masks_select_as_many_elements_on_other_ranks() -> None:
         unknown = x.sin() > torch.empty(4)
         x[unknown] = x[unknown] * 2
         seen.append(x[unknown].shape)
+        seen.append(x[weft.arange(9, mesh=mesh, placements=P("x")).full_tensor() < 4, 0].shape)
 
-    weft.dry_run(program, {"x": 3})
-    assert 9 <= seen[0] <= 36 and seen[1] == (36,)  # 18 in a run
+    weft.dry_run(program, {"x": 4})
+    assert 9 <= seen[0] <= 36 and seen[1:] == [(36,), (9,)]  # 18, any, 4 in a run
 
 
 def test_deep_copies_keep_what_is_known() -> None:
@@ -172,6 +173,20 @@ def test_whether_it_fits_and_what_to_change() -> None:
     assert "\nmemory: " in said(64, {}, None)
     with pytest.raises(ShardTypeError, match="'h1000' is no device"):
         said(8, {}, "h1000")
+
+
+def test_an_op_without_a_meta_kernel() -> None:
+    """torch has none of the gradient of ctc_loss."""
+    seen: list[Any] = []
+
+    def program(mesh: Any) -> None:
+        x = weft.zeros(5, 2, 3, mesh=mesh, placements=P(None, "x"), requires_grad=True)
+        nn.functional.ctc_loss(x.log_softmax(2), torch.ones(2, 2).long(), torch.tensor([5, 5]),
+                               torch.tensor([2, 1])).backward()
+        seen.append(x.grad.sharding)
+
+    weft.dry_run(program, {"x": 2})
+    assert str(seen[0]) == "[5, 2@x, 3]"
 
 
 def test_attention_makes_no_scores() -> None:

@@ -394,6 +394,17 @@ def test_results_of_one_call_end_in_the_order_of_ranks_with_rows() -> None:
         torch.testing.assert_close(found, due)
 
 
+@ranks(dp=3)
+def test_a_hook_on_a_result_behind_another(mesh: Any) -> None:
+    """Of the state of a cell, of which the loss reads the output alone: rank 2 has no rows."""
+    seen: list[float] = []
+    cell = weft.distribute_module(nn.LSTMCell(4, 3).double(), mesh)
+    output, state = cell(weft.distribute_tensor(X[:2], mesh, P("dp")))
+    state.register_hook(lambda grad: seen.append(grad.sum().item()))
+    output.sum().backward()
+    assert len(seen) == 1
+
+
 @ranks(dp=2)
 def test_a_weight_written_after_its_use_raises(mesh: Any) -> None:
     model: Any = weft.distribute_module(Model(), mesh, shardings={"*": P("dp")})

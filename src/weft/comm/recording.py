@@ -5,8 +5,8 @@ the right size and record every collective with the bytes that this rank receive
 volumes of bandwidth-optimal algorithms. Of tensors without memory values may be known, and what
 others have is then taken from what this rank has: reductions and gathers are those of equal values
 (a mask of ones has no zero on any rank), and every rank sends the one that follows k places after
-it what this rank sends the one k places after itself. Where that is of another size, masks are
-made of what this rank sends in all.
+it what this rank sends the one k places after itself. Masks of which others have more or less begin
+alike.
 
 While `recording(world)` is open, the thread is in that world.
 """
@@ -136,6 +136,8 @@ class RecordingCommunicator(Communicator):
         self._record("all_gather", x, sizes)
         if x.is_meta and len(set(sizes)) == 1:
             return self._made(x.repeat, self.size)
+        if x.is_meta and x.dtype in _MASKS and x.numel() and self.size <= _FEW:
+            return self._made(lambda: torch.cat([_repeated(x, size) for size in sizes]))
         return self._made(_blank, x, sum(sizes))
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:

@@ -35,9 +35,9 @@ def note_on(error: BaseException, num_ranks: int) -> str | None:
     if package is None or num_ranks < 2:
         return None
     return (
-        f"{package} {'called' if disagree else 'raised'} it: simulated ranks are threads of one process and share what {package} "
-        "keeps in module globals, which processes do not. If that is the cause, the program runs "
-        f"over processes: weft run -n {num_ranks} script.py"
+        f"{package} {'called' if disagree else 'raised'} it: simulated ranks are threads of one "
+        f"process and share what {package} keeps in module globals, which processes do not. If "
+        f"that is the cause, the program runs over processes: weft run -n {num_ranks} script.py"
     )
 
 

@@ -128,9 +128,8 @@ def dry_run(
         clock = _Clock(log, value, networks)
         world.heard = clock.heard
         counted = _Counted(tensors, log, world, clock, steps)
-        with counted.hooks(), suppress(_Enough), crew.running():
-            with _says_what_was_read(tensors):
-                fn(world.bind(value, "meta"))
+        with counted.hooks(), suppress(_Enough), crew.running(), _says_what_was_read(tensors):
+            fn(world.bind(value, "meta"))
         found = counted.result(value, rank, networks, start)
         return replace(found, device=kind, meshes=tuple(world.made))
 

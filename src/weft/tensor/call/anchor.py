@@ -22,16 +22,25 @@ def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tens
     """The results with graph edges, each to the operands that `anchor` names for it, and to the
     results behind it: so their gradients are complete in the order of other ranks."""
     results, done = flatten(out), dict[int, torch.Tensor]()
-
-    def result(at: int) -> torch.Tensor:
-        if at not in done:
-            behind = [result(one) for one in anchor[at] if type(one) is Behind]
-            ends = _ends([one for one in anchor[at] if type(one) is not Behind], locals_)
-            done[at] = tie(results[at], [*ends, *behind])
-        return done[at]
-
+    for at in range(len(results)):
+        _tie_result(at, results, done, anchor, locals_)
     each = iter(range(len(results)))
-    return map_tensors(lambda _: result(next(each)), out)
+    return map_tensors(lambda _: done[next(each)], out)
+
+
+def _tie_result(
+    at: int, results: Sequence[torch.Tensor], done: dict[int, torch.Tensor],
+    anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """No closure that calls itself: it would hold the tensors until garbage is collected."""
+    if at not in done:
+        behind = [
+            _tie_result(one, results, done, anchor, locals_)
+            for one in anchor[at] if type(one) is Behind
+        ]
+        ends = _ends([one for one in anchor[at] if type(one) is not Behind], locals_)
+        done[at] = tie(results[at], [*ends, *behind])
+    return done[at]
 
 
 def tying(local: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ rank. They are no part of a recipe, because the next mask may select other numbe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -59,8 +60,10 @@ class _Aligned:
             return [count]
         mine = torch.tensor(count, device=self.mesh.device)
         with traffic.label(name, "its size depends on the data"):
-            (found,) = Shards(self.mesh, self.layout, (self.first,)).gather(mine)
-        return found.tolist()
+            shards = Shards(self.mesh, self.layout, (self.first,))
+            (found,) = shards.gather(mine)
+        row = math.prod(self.mask.shape[1:])  # in a dry run others have as many as I, or all
+        return [min(each, size * row) for each, size in zip(found.tolist(), shards.sizes)]
 
     def line(self, cuts: tuple[int, ...]) -> Layout:
         """What is selected, one dim, sharded where the mask was."""
