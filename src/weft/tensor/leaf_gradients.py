@@ -47,7 +47,7 @@ class LeafUse:
     """A use of a leaf by computations that vary over the axes of `transition`, an I -> R.
 
     It is valid while the leaf keeps its memory: `seen` has the same memory (or is zero, where
-        another coordinate keeps the partial value).
+    another coordinate keeps the partial value).
 
     Args:
         operand: the tensor that computations use in the leaf's place: a cast (see `borrow`), or the
@@ -56,7 +56,7 @@ class LeafUse:
     """
 
     __slots__ = (
-        "__weakref__", "_seen", "address", "dtype", "leaf", "local", "note", "number", "operand",
+        "__weakref__", "_seen", "address", "dtype", "local", "note", "number", "operand",
         "transition",
     )
 
@@ -64,7 +64,7 @@ class LeafUse:
         self, leaf: Leaf, local: Tensor, transition: Transition, seen: Tensor,
         operand: Tensor | None = None, dtype: torch.dtype | None = None,
     ) -> None:
-        self.leaf, self.local, self.transition = leaf, local, transition
+        self.local, self.transition = local, transition
         self.operand = local if operand is None else operand
         self.dtype = dtype or local.dtype
         self.address: int | None = self.operand.data_ptr()
