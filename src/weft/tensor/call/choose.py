@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,10 @@ def choose(
     if entry is None:
         return Choice(None, None, own)
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
-    for rule in entry.covering(call, wants):
+    covering: Iterable[Rule] = entry.covering(call, wants)
+    if isinstance(given, Rule):
+        given, covering = None, [given]
+    for rule in covering:
         found = given or _decided(rule, call, layouts, wants, target, entry.kernel, slices)
         if given is not None or isinstance(found, ops.Kernel) or not rule.needs_kernel:
             return Choice(_in_order(found, about, results), rule, own)
