@@ -201,13 +201,16 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         base = tensors[place if func in _SEVERAL else 0]
         if type(base) is ShardTensor and base._meta.alias is not None:
             continue  # what cannot be written to has no writable views
-        out._meta = out._meta.replace(alias=None)
+        meta = out._meta = out._meta.replace(alias=None)
         local = out._local
         has_data = _memory(base)._cdata == local.untyped_storage()._cdata  # already on this rank
-        overlaps = torch._debug_has_internal_overlap(local)  # type: ignore[attr-defined]
+        overlaps = meta.strides is not None and 0 in meta.strides
+        if overlaps:  # its copy does not
+            out._local = local.clone(memory_format=torch.contiguous_format)
+            out._meta = meta.replace(strides=None)
         # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
         # written to, and the ranks would have different graphs in a second backward.
-        if has_data or overlaps or out._meta.layout.has_empty_shards:
+        elif has_data or meta.layout.has_empty_shards:
             out._local = local.clone()
         else:  # what the base has become for this call counts the writes to it
             out._local = with_own_version(local, unwrap_view(local_of(base)))
