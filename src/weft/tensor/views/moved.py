@@ -31,6 +31,7 @@ from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.tensor.versions import counted_version, with_own_version
 from weft.tensor.views.cast_weight import gathered
 from weft.tensor.views.inverse import write
+from weft.transport.order import full_order, laid
 
 __all__ = [
     "Moved", "attach_to_base", "bump_versions", "bump_view_epoch", "stands_for", "unwrap_view",
@@ -204,14 +205,13 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         meta = out._meta = out._meta.replace(alias=None)
         local = out._local
         has_data = _memory(base)._cdata == local.untyped_storage()._cdata  # already on this rank
-        overlaps = meta.strides is not None and 0 in meta.strides
-        if overlaps:  # its copy does not
-            out._local = local.clone(memory_format=torch.contiguous_format)
-            out._meta = meta.replace(strides=None)
+        overlaps = local.dim() == len(meta.shape) and 0 in meta.stride()  # else outside the mesh
         # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
         # written to, and the ranks would have different graphs in a second backward.
-        elif has_data or meta.layout.has_empty_shards:
-            out._local = local.clone()
+        if has_data or overlaps or meta.layout.has_empty_shards:
+            # A copy does not overlap: views of it find their dims side by side.
+            copied = laid(local, full_order(meta.shape, meta.stride())) if overlaps else local
+            out._local = local.clone() if copied is local else copied
         else:  # what the base has become for this call counts the writes to it
             out._local = with_own_version(local, unwrap_view(local_of(base)))
         view = View(base, func, args, kwargs, place, out, several)
