@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import weft
 from tests.harness import ranks
 from weft import P
+from weft.nn.groups.policy import policies_of
 
 IDS = torch.randint(11, (6, 3), generator=torch.Generator().manual_seed(1))
 
@@ -111,3 +113,69 @@ def test_a_parameter_without_dims_is_summed_with_the_others(mesh: Any) -> None:
     step(plain, IDS)
     step(model, weft.distribute_tensor(IDS, mesh, P("dp")))
     same_gradients(model, plain)
+
+
+def layer(*sizes: int) -> nn.Module:
+    return nn.ModuleList(nn.Linear(4, size) for size in sizes)
+
+
+class Stage(nn.Module):
+    """It only holds what others call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.down = layer(4), nn.Linear(4, 4)
+
+
+class Bare(nn.Module):
+    """Its parameters are used by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+
+LISTS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a dict names parts and a list": (
+        lambda: nn.ModuleDict({"token": nn.Linear(4, 4), "h": layer(4, 4), "norm": Bare()}),
+        "h.0 h.1"),
+    "a list of lists": (lambda: nn.ModuleList([layer(4, 4), layer(4)]), "0.0 0.1 1.0"),
+    "stages without a forward": (
+        lambda: nn.ModuleList([Stage(), Stage()]), "0.blocks.0 1.blocks.0"),
+    "a list of sequences": (
+        lambda: nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh()), Bare()]), "0"),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_groups_are_of_modules_that_run(name: str) -> None:
+    make, due = LISTS[name]
+    found = {path for path, _, _ in policies_of(nn.ModuleDict({"all": make()}), None)}
+    assert found == {"", *[f"all.{one}" for one in due.split()]}
+
+
+@pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replicated"])
+def test_lists_of_lists_move_what_one_list_does(spec: P) -> None:
+    def step(mesh: Any, parts: Any) -> tuple[int, list[str]]:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = parts()
+
+            def forward(self, x: Any) -> Any:
+                for part in self.modules():
+                    x = part(x).tanh() if isinstance(part, nn.Linear) else x
+                return x
+
+        model = weft.distribute_module(Net(), mesh, shardings={"*": spec})
+        x = weft.ones(4, 4, mesh=mesh, placements=P("dp"))
+        with weft.explain() as log:
+            model(x).sum().backward()
+        return log.nbytes, [one.collective for one in log.events]
+
+    def on_rank(mesh: Any) -> Any:
+        nested = step(mesh, lambda: nn.ModuleList([layer(4, 4), layer(4)]))
+        return nested, step(mesh, lambda: layer(4, 4, 4))
+
+    for nested, flat in weft.testing.run(on_rank, mesh={"dp": 2}):
+        assert nested == flat

@@ -62,12 +62,8 @@ def policies_of(
     pattern matches modules that contain each other, it applies to the outermost."""
     if given is None or given is True:
         yield "", module, AUTOMATIC
-        inside: list[str] = []
-        for path, part in module.named_modules():
-            if isinstance(part, _LISTS) and path not in inside and not _is_in(path, inside):
-                for name, member in part.named_children():
-                    inside.append(f"{path}.{name}" if path else name)
-                    yield inside[-1], member, AUTOMATIC
+        for path, part in _members(module, ""):
+            yield path, part, AUTOMATIC
         return
     if given is False:
         return
@@ -85,6 +81,23 @@ def policies_of(
                 break
     if not matched:
         yield "", module, Gather()
+
+
+def _members(module: nn.Module, above: str) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost members of the lists in a module. What has no forward is a list, too. A list of
+    such lists only names them: its other members are as if they were attributes of the module."""
+    named = [(f"{above}.{name}" if above else name, part) for name, part in module.named_children()]
+    is_list = isinstance(module, _LISTS) or not _runs(module)
+    is_list = is_list and all(_runs(part) or not part._modules for _, part in named)
+    for path, part in named:
+        if is_list and _runs(part):
+            yield path, part
+        else:
+            yield from _members(part, path)
+
+
+def _runs(module: nn.Module) -> bool:
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
 def _is_in(path: str, others: list[str]) -> bool:
