@@ -144,6 +144,34 @@ def test_gradients_of_parameters_and_of_single_samples(shardings: Any) -> None:
     run()
 
 
+AROUND: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "jvp": lambda x, w: jvp(lambda a: _made(x, a * torch.rand(4)), (w,), (w + 1,)),
+    "jacfwd": lambda x, w: jacfwd(lambda a: _made(x, a).sum(0))(w),
+    "jacfwd in jacfwd": lambda x, w: jacfwd(jacfwd(lambda a: _made(x, a).sum()))(w),
+    "hessian": lambda x, w: hessian(lambda a: _made(x, a).sum())(w),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_of_plain_arguments_around_sharded_tensors(name: str) -> None:
+    """The function begins anew, and draws what it has drawn."""
+    torch.manual_seed(0)
+    x, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 3), (3, 4)))
+
+    def drawing(x: Tensor, w: Tensor) -> Any:
+        torch.manual_seed(1)
+        return *tree_leaves(AROUND[name](x, w)), torch.randn(2)
+
+    @ranks(x=3)
+    def run(mesh: Any) -> None:
+        found = drawing(weft.distribute_tensor(x, mesh, P("x")), w)
+        for one, wanted in zip(found, drawing(x, w), strict=True):
+            whole = one.full_tensor() if type(one) is ShardTensor else one
+            torch.testing.assert_close(whole, wanted, rtol=1e-12, atol=1e-12)
+
+    run()
+
+
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "layers": lambda x: F.layer_norm(x, (3, 2), torch.arange(6.0).double().view(3, 2)),
     "batch": lambda x: F.batch_norm(x, None, None, torch.arange(3.0).double(), training=True),

@@ -73,6 +73,18 @@ def test_ctc_of_a_sharded_batch_sends_nothing() -> None:
     assert weft.testing.run(on_rank, mesh={"x": 2}) == ["[] partial(sum@x)"] * 2
 
 
+def test_losses_of_ctc_that_are_read_before_their_backward() -> None:
+    """A replicated value shares memory with `full_tensor` until either is written to."""
+    def program(mesh: Any) -> None:
+        scores = weft.ones(4, 2, 3, mesh=mesh, spec=P()).requires_grad_()
+        each = F.ctc_loss(scores, torch.ones(2, 1).long(), [4, 3], [1, 1], reduction="none")
+        assert each.full_tensor().shape == (2,)
+        each.sum().backward()
+        assert scores.grad is not None
+
+    weft.testing.run(program, mesh={"x": 2})
+
+
 def test_ctc_of_a_dtype_that_it_has_no_kernel_for() -> None:
     def on_rank(mesh: Any) -> None:
         scores = weft.distribute_tensor(torch.zeros(6, 5, 7), mesh, P(None, "x"))

@@ -145,6 +145,19 @@ class Dirty(torch.autograd.Function):
         return grad
 
 
+class Silent(torch.autograd.Function):
+    """Halves its argument in place, and does not say so."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        a -= a / 2
+        return a * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
 class Net(nn.Module):
     """Two linears with fixed weights."""
 
@@ -186,6 +199,14 @@ def function_without_some_gradients(make: Make) -> Any:
     a, _ = Halves.apply(x, y)
     a.sum().backward()
     return [x.grad, y.grad]
+
+
+def function_that_writes_to_a_leaf_without_a_word(make: Make) -> Any:
+    """Its forward records no graph (sparsemax of pytorch_tabnet)."""
+    x = make(X)
+    out = Silent.apply(x)
+    (out.sum() + x.square().sum()).backward()
+    return [out, x, x.grad, x.is_leaf]
 
 
 def function_once_differentiable(make: Make) -> Any:
@@ -514,7 +535,8 @@ PROGRAMS = [
     function, function_with_several_results, function_without_some_gradients,
     function_once_differentiable, function_twice_where_once_is_allowed, function_twice,
     function_with_setup_context, function_that_returns_its_argument, function_of_a_list,
-    function_that_writes, function_that_writes_to_a_leaf, function_without_grad,
+    function_that_writes, function_that_writes_to_a_leaf,
+    function_that_writes_to_a_leaf_without_a_word, function_without_grad,
     forward_hooks, backward_hooks, backward_hook_without_input_gradient,
     backward_hook_of_several, checkpoint_reentrant, checkpoint_not_reentrant,
     checkpoint_nested_reentrant, checkpoint_nested, checkpoint_of_a_sequence,

@@ -55,7 +55,6 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
 }
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "torch.tensor": torch.tensor,
-    "func.jvp around": lambda x: torch.func.jvp(lambda a: (a * x).sum(), (X,), (X,)),
     "linearize": lambda x: torch.func.linearize(square, x),
     "linearize around": lambda x: torch.func.linearize(lambda a: (a * x).sum(), X),
     "functionalize": lambda x: torch.func.functionalize(square)(x),

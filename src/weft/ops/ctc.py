@@ -58,6 +58,9 @@ def _function(
     reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:
     """Lengths that are tensors are read, as torch reads them. Under autocast in single precision.
+
+    The backward reads losses of its own through a pointer for writing, which ends in an error of
+    torch where they share memory until written to (`full_tensor`): so what is given is a copy.
     """
     lengths = input_lengths, target_lengths
     loss: Any = F.ctc_loss
@@ -65,9 +68,13 @@ def _function(
     if kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return loss(widened(log_probs), targets, *lengths, *rest)
-    if not any(isinstance(one, Tensor) for one in lengths):
+    copies = reduction == "none"
+    if not copies and not any(isinstance(one, Tensor) for one in lengths):
         return NotImplemented
     inputs, sizes = (one.tolist() if isinstance(one, Tensor) else one for one in lengths)
+    if copies:
+        each: Any = torch.ctc_loss
+        return each(log_probs, targets, inputs, sizes, blank, _NONE, zero_infinity).clone()
     return loss(log_probs, targets, inputs, sizes, *rest)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -91,15 +92,18 @@ def on_full(
             full[id(tensor)] = gathered
         return full[id(tensor)]
 
-    before = {id(tensor): counted_version(tensor) for tensor in map(open_, tensors)}
+    before = {id(one): (counted_version(one), one.grad_fn) for one in map(open_, tensors)}
     opened, named = substitute((args, kwargs), map(open_, tensors))
     with torch_draws(mesh):
         out = func(*opened, **named)
     known, views = {}, {}
     for at, tensor in enumerate(tensors):
         local = full[id(tensor)]
-        if counted_version(local) != before[id(local)] or at in writes:
-            _write_back(name, tensor, local, mesh)
+        version, node = before[id(local)]
+        if counted_version(local) != version or at in writes:
+            is_recorded = local.grad_fn is not node  # a Function's forward writes without a graph
+            with nullcontext() if is_recorded else torch.no_grad():
+                _write_back(name, tensor, local, mesh)
         known[id(local)] = tensor
         if are_views and local is not local_of(tensor):
             views[unwrap_view(local).untyped_storage()._cdata] = name

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -90,15 +91,39 @@ def jvp(
     """`torch.func.jvp`: of ShardTensors by two transpositions, which takes about three forwards.
 
     Its second result is linear in the cotangent, so the tangent is what that one pulls back. With
-    `strict`, tangents of results that depend on no input are zeros all the same.
+    `strict`, tangents of results that depend on no input are zeros all the same. A function that
+    turns out to close over ShardTensors begins anew.
     """
     if not any(type(contained(one)) is ShardTensor for one in flatten((primals, tangents))):
-        return original(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
+        with temporarily_clear_interpreter_stack():
+            drawn = torch.get_rng_state()
+        try:
+            with _Tangents():
+                return original(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
+        except _MetShards:
+            with temporarily_clear_interpreter_stack():
+                torch.set_rng_state(drawn)
     made: Any = eager_transforms._vjp_with_argnums
     places = (argnums,) if isinstance(argnums, int) else argnums
     out, pull, *aux = made(func, *primals, argnums=places, has_aux=has_aux)
     _, push = made(pull, tree_map_only(Tensor, torch.zeros_like, out))
     return out, push(tangents)[0], *aux
+
+
+class _MetShards(Exception):
+    """A tensor that has a tangent met a ShardTensor."""
+
+
+class _Tangents(TorchFunctionMode):
+    """Calls of wrapped tensors and ShardTensors end the function."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = flatten((args, kwargs))
+        if any(type(one) is ShardTensor for one in given) and any(map(is_wrapped, given)):
+            raise _MetShards
+        return func(*args, **(kwargs or {}))
 
 
 class _Closures(TorchFunctionMode):
