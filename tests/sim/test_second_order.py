@@ -90,3 +90,36 @@ def test_scans_where_another_dim_is_on_some_ranks(name: str) -> None:
         return held(penalty_of(made.requires_grad_()))
 
     check(penalty_of(full.clone().requires_grad_()), weft.testing.run(of_rank, mesh=axes), name)
+
+
+def added_row(a: Tensor) -> Tensor:
+    lines = a.sin()
+    lines[1] += lines[0]
+    return lines.sin()
+
+
+def reshaped_row(a: Tensor) -> Tensor:
+    row = a[[4, 3, 2], 0]
+    box = row.reshape(3, 1, 1)
+    box.unsqueeze_(0)
+    return box.sin() + row * box
+
+
+def cleared_row(a: Tensor) -> Tensor:
+    row = a[[4, 3, 2], 0]
+    row[-1].zero_()
+    return torch.addcmul(a[:, 0], row[0:1], a[:, 0], value=2.0)
+
+
+@pytest.mark.parametrize("fn", [added_row, reshaped_row, cleared_row])
+@pytest.mark.parametrize("sizes", [{}, {0: (0, 5, 0, 0, 0)}])
+def test_rows_that_are_written_to(fn: Any, sizes: Any) -> None:
+    """Autograd makes their views again. Of views without elements it would lose edges."""
+    full = reals(5, 3).make(torch.Generator().manual_seed(0))
+    layout = Layout(Mesh({"x": 5}), (5, 3), P("x"), sizes=sizes)
+
+    def of_rank(mesh: Any) -> Held:
+        made = ShardTensor.from_local(local_part(layout, full, mesh.here, 0), mesh, layout)
+        return held(penalty([made], fn)[0])
+
+    check(penalty([full.clone()], fn)[0], weft.testing.run(of_rank, mesh={"x": 5}), fn.__name__)

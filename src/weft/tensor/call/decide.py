@@ -23,7 +23,7 @@ from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
-from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, nothing, packed
+from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, nothing, packed, replayed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
@@ -202,10 +202,15 @@ class Builder:
             moves[place] = move
         local, args, kwargs = self._local(decision, algorithm)
         dtype = dtype_of(self.op, self.trace, self.mesh)
-        if is_lacking(self.op, self.tensors, dtype, self.mesh):
+        lacking = is_lacking(self.op, self.tensors, dtype, self.mesh)
+        may_view = self.facts.is_view or algorithm is not None or decision.runs is not None
+        replays = self.grad and self.target is None and may_view and any(
+            0 in layout.local_shape_at(self.mesh.here) for layout in decision.results)
+        if lacking or replays:
             if local is None:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
-            local = as_autocast(local, dtype, self.mesh.kernel_type)
+            local = as_autocast(local, dtype, self.mesh.kernel_type) if lacking else local
+            local = replayed(local) if replays else local
         if any(decision.folds):
             local = tying(local) if self.is_idle else local  # its sum is a node
             local = folding(self.name, local, decision, self.mesh)
@@ -218,7 +223,7 @@ class Builder:
         slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         sized = None if args is None else self._sized()
-        self.by_form = self._is_by_form(decision, sized is not None) and not anchor
+        self.by_form = self._is_by_form(decision, sized is not None) and not (anchor or replays)
         made = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         return Step(
             self.name, moves, local, args, kwargs, results,

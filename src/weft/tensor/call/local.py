@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _force_original_view_tracking
 
 from weft.core import Layout
 from weft.tensor.trace.trees import flatten, map_tensors
@@ -14,7 +15,7 @@ from weft.transport.execute import unshared
 
 __all__ = [
     "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "nothing",
-    "packed",
+    "packed", "replayed",
 ]
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add))
@@ -71,6 +72,17 @@ def nothing(
         given = flatten((args, kwargs))[0]
         made = [given.new_zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)]
         return tuple(made) if len(made) > 1 else made[0]
+
+    return run
+
+
+def replayed(local: Any) -> Any:
+    """The op, whose results without elements autograd makes again as they were made, where they are
+    views, after a write to their base. Else it would use `as_strided`, whose gradient, of nothing,
+    is a constant: this rank would not take part in second derivatives."""
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _force_original_view_tracking(True):
+            return local(*args, **kwargs)
 
     return run
 
