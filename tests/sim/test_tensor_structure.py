@@ -135,7 +135,7 @@ def test_known_structures_give_what_a_fresh_build_gives(family: str, checker: Ch
         if runs:
             run_on_ranks(case, axes, runs)
     share = min(1, EFFORT)
-    assert checker.num_compared > 30 * share
+    assert checker.num_compared > 25 * share  # ranks with empty views decide anew
     assert checker.num_programs > 20 * share or family != "loss"
 
 

@@ -64,7 +64,7 @@ class Builder:
     has the `metas` of the step's results by slot; `rule`, if one gives the lengths of the results;
     `own`, a user's registration for the op; `layouts` of the operands and the `decision`;
     `by_form`, whether the step for other lengths differs in layouts alone; `clashes`, whether a
-    value that the op takes twice moves to two layouts.
+    value that the op takes twice moves to two layouts; `may_view`, whether results may be views.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Builder:
         self.entry: rules.Entry | None = None
         self.rule: Rule | None = None
         self.own: rules.OwnRule | None = None
-        self.by_form = self.clashes = self.is_idle = False
+        self.by_form = self.clashes = self.is_idle = self.may_view = False
         self.kernel: BoundKernel | None = None
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
@@ -203,8 +203,8 @@ class Builder:
         local, args, kwargs = self._local(decision, algorithm)
         dtype = dtype_of(self.op, self.trace, self.mesh)
         lacking = is_lacking(self.op, self.tensors, dtype, self.mesh)
-        may_view = self.facts.is_view or algorithm is not None or decision.runs is not None
-        replays = self.grad and self.target is None and may_view and any(
+        self.may_view = self.facts.is_view or algorithm is not None or decision.runs is not None
+        replays = self.grad and self.target is None and self.may_view and any(
             0 in layout.local_shape_at(self.mesh.here) for layout in decision.results)
         if lacking or replays:
             if local is None:

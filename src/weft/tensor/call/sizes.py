@@ -77,7 +77,7 @@ class Sizes:
         varied: else, which lengths of the call's tensors may differ from `layouts`; None if none
             may, because arguments follow from them.
         numbers_flow: whether no float is part of the program.
-        wants_grad: whether a gradient of a tensor of the call may be wanted.
+        wants_grad: whether a gradient may be wanted of a tensor of the call, or of a view of it.
         exactly, at_least: the same as `fixed` and `least`, by the numbers of the structure.
     """
 
@@ -158,7 +158,8 @@ class Sizes:
         made = cls(
             program, trace.result, None, (op,), (program is not None,), tuple(sized), layouts,
             found.fixed, found.least, found.sizes_flow, is_free=True, numbers_flow=numbers_flow,
-            wants_grad=builder.grad and any(one.requires_grad for one in builder.tensors),
+            wants_grad=builder.grad and (
+                builder.may_view or any(one.requires_grad for one in builder.tensors)),
         )
         again = made._traced(builder.tensors)
         same = all(
@@ -246,7 +247,7 @@ class Sizes:
                 mesh = mesh or _mesh_of(tensors)
                 shape, layout = one.shape, layout_of(one, mesh)
             if 0 in shape and self.wants_grad:
-                return None  # edges may have to be anchored
+                return None  # edges may have to be anchored, or views to be replayed
             shapes.append(shape)
             layouts.append(layout)
         assert mesh is not None
