@@ -70,6 +70,42 @@ def test_as_plain(name: str, num_ranks: int) -> None:
     weft.testing.run(on_rank, num_ranks, {"x": num_ranks})
 
 
+WINDOWS = {
+    "rows": (lambda x: x.as_strided((2, 3, 4, 3), (24, 12, 3, 1)), 0),
+    "not all": (lambda x: x.as_strided((2, 2, 4, 3), (12, 12, 3, 1)), 0),
+    "columns": (lambda x: x.as_strided((5, 3, 2, 3), (12, 3, 3, 1)), 1),
+    "of a turned one": (lambda x: x.mT.as_strided((5, 3, 2, 2), (12, 1, 6, 3)), 1),
+    "last": (lambda x: torch.as_strided(x, (5, 4, 2, 2), (12, 3, 1, 1)), 2),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 6])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_along_a_sharded_dim(name: str, num_ranks: int) -> None:
+    """They stay sharded, and fetch what they share with other shards."""
+    fn, cut = WINDOWS[name]
+
+    def on_rank(mesh: Any) -> None:
+        x, dense = laid(mesh, cut).requires_grad_(), WHOLE.clone().requires_grad_()
+        out, due = fn(x), fn(dense)
+        assert (out.shape, out.stride()) == (due.shape, due.stride()) and any(out.sharding.dims)
+        same(out.full_tensor().detach(), due.detach(), name)
+        (out * out).sum().backward()
+        (due * due).sum().backward()
+        assert x.grad is not None and dense.grad is not None
+        same(x.grad.full_tensor(), dense.grad, f"{name}: gradient")
+        x, dense = laid(mesh, cut), WHOLE.clone()
+        if torch._debug_has_internal_overlap(fn(dense)):  # type: ignore[attr-defined]
+            with pytest.raises(UnsupportedOpError):
+                fn(x).mul_(2)
+        else:
+            fn(x).mul_(2)
+            fn(dense).mul_(2)
+            same(x.full_tensor(), dense, f"{name}: written through")
+
+    weft.testing.run(on_rank, num_ranks, {"x": num_ranks})
+
+
 @pytest.mark.parametrize(
     ("cut", "call", "said"),
     [

@@ -1,9 +1,10 @@
-"""`as_strided`, if a rank's own memory has all elements of the view.
+"""`as_strided`, if a rank's own memory has all elements of the view, or windows along a dim.
 
 In the dims inside of all sharded dims, a block has the strides of the global tensor; in
 those outside, the strides are smaller by one factor. So a view that steps through these dims from
 the tensor's beginning can be read from the block, if the sharded dims stay as they are. A single
-element of a tensor is an index.
+element of a tensor is an index. Windows along a sharded dim are those of `unfold`, which fetches
+the rows that they share with other shards.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _as_strided(
     """`torch.as_strided`, without other ranks' memory.
 
     Raises:
-        UnsupportedOpError: a sharded dim changes, or elements of other ranks are requested.
+        UnsupportedOpError: a sharded dim changes otherwise than into windows, or elements of other
+            ranks are requested.
     """
     check_traced("as_strided")  # a tracer asks what memory its arguments have
     meta, size, stride = input._meta, tuple(size), tuple(stride)
@@ -48,6 +50,11 @@ def _as_strided(
             return input.view(size)
         if cut and not size:
             return input[(0,) * len(meta.shape)]
+        windows = _windows(meta.shape, meta.stride(), size, stride)
+        if windows is not None and windows[0] in cut:
+            dim, length, step = windows
+            found = input.unfold(dim, length, step).narrow(dim, 0, size[dim])
+            return found.movedim(-1, dim + 1)
     _check(input, size, stride, storage_offset, cut)
     new = Layout.make(
         layout.mesh, size, [layout.dims[dim] if dim in cut else () for dim in range(len(size))],
@@ -87,6 +94,21 @@ def _check(
             "as_strided reads a rank's own memory: sharded dims stay as they are, outside "
             "those that it steps through", [str(tensor.sharding)],
             f"x.redistribute(placements=P()).as_strided({size}, {stride})")
+
+
+def _windows(
+    shape: Ints, strides: Ints, size: Ints, stride: Ints
+) -> tuple[int, int, int] | None:
+    """The dim, length and step of windows that a dim is read in, where no other dim changes."""
+    for dim in range(min(len(shape), len(size) - 1)):
+        length, step = size[dim + 1], max(stride[dim] // max(strides[dim], 1), 1)
+        if (
+            (*size[:dim], *size[dim + 2 :]) == (*shape[:dim], *shape[dim + 1 :])
+            and stride == (*strides[:dim], step * strides[dim], *strides[dim:])
+            and size[dim] > 0 and length > 0 and (size[dim] - 1) * step + length <= shape[dim]
+        ):
+            return dim, length, step
+    return None
 
 
 def _unit(shape: Sequence[int], strides: Ints, cut: Sequence[int]) -> tuple[int, int]:
