@@ -76,6 +76,8 @@ WINDOWS = {
     "columns": (lambda x: x.as_strided((5, 3, 2, 3), (12, 3, 3, 1)), 1),
     "of a turned one": (lambda x: x.mT.as_strided((5, 3, 2, 2), (12, 1, 6, 3)), 1),
     "last": (lambda x: torch.as_strided(x, (5, 4, 2, 2), (12, 3, 1, 1)), 2),
+    "of two dims": (lambda x: x.as_strided((9, 4, 3), (6, 3, 1)), 0),
+    "of all dims": (lambda x: x.as_strided((11, 10), (5, 1)), 0),
 }
 
 
@@ -109,7 +111,7 @@ def test_windows_along_a_sharded_dim(name: str, num_ranks: int) -> None:
 @pytest.mark.parametrize(
     ("cut", "call", "said"),
     [
-        (0, lambda x: x.as_strided((2, 2), (1, 1)), "dim 0 is sharded, and does not stay as it is"),
+        (0, lambda x: x.as_strided((2, 2), (2, 3)), "dim 0 is sharded, and does not stay as it is"),
         (0, lambda x: torch.as_strided(x, (5, 12), (12, 1), 0), "storage_offset=0 counts from"),
         (0, lambda x: x.as_strided((5, 13), (12, 1)), "steps out of the dims that are not sharded"),
         (1, lambda x: x.as_strided((5, 4, 4), (12, 3, 1)),

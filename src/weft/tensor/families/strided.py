@@ -9,6 +9,7 @@ the rows that they share with other shards.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -50,12 +51,21 @@ def _as_strided(
             return input.view(size)
         if cut and not size:
             return input[(0,) * len(meta.shape)]
+    wrong = _wrong(input, size, stride, storage_offset, cut)
+    windows = None
+    if wrong and storage_offset is None:
         windows = _windows(meta.shape, meta.stride(), size, stride)
-        if windows is not None and windows[0] in cut:
-            dim, length, step = windows
-            found = input.unfold(dim, length, step).narrow(dim, 0, size[dim])
-            return found.movedim(-1, dim + 1)
-    _check(input, size, stride, storage_offset, cut)
+    if windows is not None:
+        first, last, length, step = windows
+        found = input.flatten(first, last).unfold(first, length, step)
+        return found.narrow(first, 0, size[first]).movedim(-1, first + 1)
+    if wrong:
+        raise UnsupportedOpError(
+            f"as_strided({size}, {stride})",
+            f"{wrong}; the tensor is {layout}, of strides {meta.stride()}",
+            "as_strided reads a rank's own memory: sharded dims stay as they are, outside "
+            "those that it steps through; or windows along a dim", [str(layout)],
+            f"x.redistribute(placements=P()).as_strided({size}, {stride})")
     new = Layout.make(
         layout.mesh, size, [layout.dims[dim] if dim in cut else () for dim in range(len(size))],
         [layout.cuts[dim] if dim in cut else None for dim in range(len(size))], layout.partial,
@@ -76,38 +86,36 @@ def _as_strided(
     return local_to_sharded(local, meta.mesh, new, strides, meta.alias)
 
 
-def _check(
+def _wrong(
     tensor: ShardTensor, size: Ints, stride: Ints, offset: int | None, cut: Sequence[int]
-) -> None:
-    """Raise if a rank's block does not contain what is requested: all ranks find the same."""
+) -> str:
+    """Why a rank's block does not contain what is requested, if so: all ranks find the same."""
     meta = tensor._meta
     if offset is not None and (cut or type(tensor._local) is Moved):
-        wrong = f"storage_offset={offset} counts from where the memory of all ranks would begin"
-    elif not is_dense(meta):
-        wrong = "the tensor has gaps, which a block may not have"
-    else:
-        wrong = _outside(meta.shape, meta.stride(), size, stride, cut)
-    if wrong:
-        raise UnsupportedOpError(
-            f"as_strided({size}, {stride})",
-            f"{wrong}; the tensor is {tensor.sharding}, of strides {meta.stride()}",
-            "as_strided reads a rank's own memory: sharded dims stay as they are, outside "
-            "those that it steps through", [str(tensor.sharding)],
-            f"x.redistribute(placements=P()).as_strided({size}, {stride})")
+        return f"storage_offset={offset} counts from where the memory of all ranks would begin"
+    if not is_dense(meta):
+        return "the tensor has gaps, which a block may not have"
+    return _outside(meta.shape, meta.stride(), size, stride, cut)
 
 
 def _windows(
     shape: Ints, strides: Ints, size: Ints, stride: Ints
-) -> tuple[int, int, int] | None:
-    """The dim, length and step of windows that a dim is read in, where no other dim changes."""
-    for dim in range(min(len(shape), len(size) - 1)):
-        length, step = size[dim + 1], max(stride[dim] // max(strides[dim], 1), 1)
-        if (
-            (*size[:dim], *size[dim + 2 :]) == (*shape[:dim], *shape[dim + 1 :])
-            and stride == (*strides[:dim], step * strides[dim], *strides[dim:])
-            and size[dim] > 0 and length > 0 and (size[dim] - 1) * step + length <= shape[dim]
+) -> tuple[int, int, int, int] | None:
+    """The first and last of the dims that are one line of memory and read in windows, where no
+    other dim changes, and the windows' length and step."""
+    for first, last in itertools.product(range(len(shape)), repeat=2):
+        line, unit = math.prod(shape[first : last + 1]), strides[last]
+        if first > last or first + 2 > len(size) or strides[first : last + 1] != tuple(
+            [math.prod(shape[dim + 1 : last + 1]) * unit for dim in range(first, last + 1)]
         ):
-            return dim, length, step
+            continue
+        (count, length), step = size[first : first + 2], max(stride[first] // max(unit, 1), 1)
+        if (
+            (*size[:first], *size[first + 2 :]) == (*shape[:first], *shape[last + 1 :])
+            and stride == (*strides[:first], step * unit, unit, *strides[last + 1 :])
+            and count > 0 and length > 0 and (count - 1) * step + length <= line
+        ):
+            return first, last, length, step
     return None
 
 
