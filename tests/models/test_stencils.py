@@ -115,3 +115,52 @@ def test_a_step_of_the_bench_receives_its_rows() -> None:
     found = weft.testing.run(lambda mesh: counted(mesh, "stencil", 32), mesh={"x": 4})
     assert [(nbytes, exchanges) for nbytes, exchanges, _ in found] == [
         (128, 1), (256, 1), (256, 1), (128, 1)]
+
+
+def gray_scott(u: Any) -> Any:
+    """Reaction and diffusion, by rolls that are added up: one process keeps none of them."""
+    v = u * 0.5
+    for _ in range(FIRST):
+        lap_u, lap_v = [sum(one.roll(by, dim) for by in (1, -1) for dim in (0, 1)) - 4 * one
+                        for one in (u, v)]
+        made = u * v * v
+        u, v = u + 0.16 * lap_u - made, v + 0.08 * lap_v + made
+    return u + v
+
+
+def prolonged(u: Any) -> Any:
+    """A coarse grid inside of a border, then on a finer grid, both written by slices."""
+    rows, columns = u.shape
+    padded = u.new_zeros(rows + 2, columns + 2)
+    padded[1:-1, 1:-1] = u
+    fine = padded.new_zeros(2 * rows + 3, 2 * columns + 3)
+    fine[::2, ::2] = padded
+    fine[1::2, ::2] = (padded[1:] + padded[:-1]) / 2
+    return fine * fine
+
+
+@pytest.mark.parametrize("way", LAYOUTS)
+@pytest.mark.parametrize("program", [gray_scott, prolonged])
+def test_programs_take_a_part_of_the_memory(program: Any, way: str) -> None:
+    """Forward and backward, from the first step on."""
+    axes, names, sizes = LAYOUTS[way]
+    torch.manual_seed(0)
+    whole = torch.rand(SHAPE, dtype=torch.float64).requires_grad_()
+    with peak_memory(whole) as one:
+        due = program(whole)
+        due.sum().backward()
+    assert whole.grad is not None
+
+    def on_rank(mesh: Any) -> tuple[Any, ...]:
+        layout = Layout(mesh.abstract, SHAPE, P(*names), sizes=sizes)
+        field: Any = weft.distribute_tensor(whole.detach(), mesh, layout).requires_grad_()
+        with peak_memory(field) as memory:
+            out: Any = program(field)
+            out.sum().backward()
+        return out.full_tensor(), field.grad.full_tensor(), memory.peak, layout, out.sharding
+
+    for out, grad, peak, layout, made in weft.testing.run(on_rank, mesh=axes):
+        torch.testing.assert_close(out, due)
+        torch.testing.assert_close(grad, whole.grad)
+        share = peak / one.peak / max(largest(layout), largest(made))
+        assert share <= (1.2 if program is gray_scott else SHARE), f"{share:.2f} of {made}"

@@ -183,6 +183,15 @@ def test_many_ranks_exchange_rather_than_gather() -> None:
     assert shown(SOFTMAX, [P(None, "tp")], mesh=mesh) == "[6@tp, 64] -> [6@tp, 64]"
 
 
+def test_all_pairs_are_sharded_by_points_and_leave_no_rank_idle() -> None:
+    """Three coordinates would move fewer bytes, and occupy three ranks."""
+    mesh = Mesh({"dp": 1, "tp": 4})
+    made = call("sub.Tensor", tensor(102, 1, 3), tensor(1, 102, 3), result=(102, 102, 3))
+    assert shown(made, [P("tp"), P(None, "tp")], mesh=mesh) == (
+        "[102@tp, 1, 3] [1, 102, 3] -> [102@tp, 102, 3]"
+    )
+
+
 def test_sharded_weights_are_gathered_rather_than_contracted_anew() -> None:
     """Cutting x along the contraction moves less, but leaves a large result of terms."""
     mesh = Mesh({"dp": 8, "tp": 1})

@@ -41,7 +41,7 @@ def _windowed(shifts: Callable[[Call], Mapping[int, Shift]], **more: Any) -> Rul
         given = [f"@{name}" if dim in moved else name for dim, name in enumerate(dims)]
         return f"{' '.join(given)} -> {' '.join(dims)}"
 
-    return rule(text, linear=[0], moves=True, tables=_tables(shifts), **more)
+    return rule(text, linear=[0], moves=True, tables=_tables(shifts), keeps=False, **more)
 
 
 def _tables(shifts: Callable[[Call], Mapping[int, Shift]]) -> Tables:
@@ -270,9 +270,9 @@ PAGE = page(
     op("flip fliplr flipud", _windowed(_mirrors)),
     op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims")))),
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
-                   on_box=_pad_on_box,
+                   on_box=_pad_on_box, keeps=False,
                    serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
     op("unfold unfold_copy", rule(_unfold_view, linear=[0], moves=True),
-       rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box)),
+       rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box, keeps=False)),
 )

@@ -1,28 +1,38 @@
 """Tensors made beside another tensor, whose elements are not read: its layout stays where the shape
-is its shape, and of partial values only the shape counts."""
+is its shape or about that, and of partial values only the shape counts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.rules import Call, op, page, rule
+from weft.rules import Call, Shift, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
 
 def _new(call: Call, wants_grad: Any) -> str:
-    """Of as many dims as the operand, it is sharded in those that are as long; else replicated."""
-    source, shape = call.tensors[0].shape, call.results[0].shape
-    if len(source) != len(shape):
-        return f"* -> {' '.join([f'y{dim}!' for dim in range(len(shape))])}"
-    alike = [length == own for length, own in zip(shape, source)]
-    given = [f"x{dim}" if same else f"x{dim}!" for dim, same in enumerate(alike)]
-    made = [f"x{dim}" if same else f"y{dim}!" for dim, same in enumerate(alike)]
+    """Of as many dims as the operand, it is sharded in those that are as long, in proportion in
+    those that are longer, or half as long; else replicated."""
+    shape = call.results[0].shape
+    given, made = ([f"{name}{dim}!" for dim in range(len(shape))] for name in "xy")
+    if len(call.tensors[0].shape) != len(shape):
+        return f"* -> {' '.join(made)}"
+    for dim, (own, length) in enumerate(zip(call.tensors[0].shape, shape)):
+        if own <= 2 * length + 1:  # a border, a coarser or a finer grid
+            made[dim] = f"x{dim}"
+            given[dim] = made[dim] if own == length else f"@{made[dim]}"
     return f"*{' '.join(given)} -> {' '.join(made)}"
+
+
+def _in_proportion(call: Call) -> Mapping[str, Table | Shift]:
+    return {
+        f"x{dim}": Table(range(length), range(1, length + 1), own)
+        for dim, (own, length) in enumerate(zip(call.tensors[0].shape, call.results[0].shape))
+    }
 
 
 def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
@@ -38,7 +48,8 @@ def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], **options: A
 PAGE = page(
     op("empty_like fill full_like ones_like zeros_like", rule("*..., [] -> ...")),
     op("zero", rule("... -> ...", linear=[0], moves=True)),
-    op("new_empty new_full new_ones new_zeros", rule(_new, sizes="size", by_size=True)),
+    op("new_empty new_full new_ones new_zeros", rule(_new, sizes="size", by_size=True,
+                                                     tables=_in_proportion)),
     op("new_empty_strided", compose=_strided),
     op("linspace logspace", rule("{} -> n!")),
 )

@@ -28,7 +28,8 @@ again if the operand needs a gradient. Further rules:
   to the leading one, rather than to a separate dim, from which it would have to come back.
 - Replicating a sharded operand leaves every rank with the whole result and with all further work.
   This candidate also pays the bytes of the result, once for forward and once for backward, at
-  most the size of what was sharded.
+  most the size of what was sharded; or of the result what is larger than any whole operand, as of
+  an outer product.
 - A factor with fewer elements than the axis has ranks leaves some of them idle. It pays what the
   busiest rank then holds of the result beyond its share, in the same way.
 - Cuts by which one rank has all of a factor are kept where nothing is compared, or the op does no
@@ -226,7 +227,9 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     best: Choice = None
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
     sharded = sum([own for own, name in zip(nbytes, held) if name is not None])
-    repeated = min(sharded, _result_nbytes(frame, axis)) * (2 if True in frame.grads else 1)
+    whole = max([own for own, name in zip(nbytes, held) if name is None], default=0)
+    made = _result_nbytes(frame, axis) if sharded else 0.0
+    repeated = min(made, max(sharded, made - whole)) * (2 if True in frame.grads else 1)
     best_key = (best_key[0] + repeated, *best_key[1:])
     for candidate, wanted in _candidates(frame, held, kinds, shards, size):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)

@@ -67,7 +67,7 @@ def decide(
         if isinstance(choice, str) and choice not in cut:
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
             order, cuts = cuts_of_factor(frame, layouts, choice, axes)
-            if cuts is not None and not compared.isdisjoint(axes):
+            if cuts is not None and (rule.unread or not compared.isdisjoint(axes)):
                 cuts = spread(frame, layouts, choice, order, cuts)
             for other in axes:
                 if other not in order:

@@ -35,7 +35,9 @@ def local_call(
     for index, (dims, layout) in enumerate(zip(rule.operands, operands)):
         mine: list[Any] = [None] * layout.ndim
         for dim, factors in enumerate(dims or ()):
-            if not factors or factors[0] not in cut or layout.num_shards(dim) == 1:
+            if not factors or factors[0] not in cut or layout.num_shards(dim) == 1 or (
+                index in rule.unread
+            ):
                 continue
             found = _reads(rule, index, dim, factors[0], layout, results, cut)
             if found is not None:
