@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.cases import Case, Trial, case, positives, reals, seed_of, trials_of
@@ -111,10 +112,20 @@ def cleared_row(a: Tensor) -> Tensor:
     return torch.addcmul(a[:, 0], row[0:1], a[:, 0], value=2.0)
 
 
-@pytest.mark.parametrize("fn", [added_row, reshaped_row, cleared_row])
+def recomputed(a: Tensor) -> Tensor:
+    return checkpoint(lambda v: torch.stack([row.sin() for row in v]), a, use_reentrant=False)
+
+
+def recomputed_in_another(a: Tensor) -> Tensor:
+    return checkpoint(lambda v: recomputed(v.exp()).tanh(), a, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    "fn", [added_row, reshaped_row, cleared_row, recomputed, recomputed_in_another])
 @pytest.mark.parametrize("sizes", [{}, {0: (0, 5, 0, 0, 0)}])
 def test_rows_that_are_written_to(fn: Any, sizes: Any) -> None:
-    """Autograd makes their views again. Of views without elements it would lose edges."""
+    """Autograd makes their views again. Of views without elements it would lose edges. What
+    checkpoints have recomputed stays: not all ranks would ask for it a second time."""
     full = reals(5, 3).make(torch.Generator().manual_seed(0))
     layout = Layout(Mesh({"x": 5}), (5, 3), P("x"), sizes=sizes)
 

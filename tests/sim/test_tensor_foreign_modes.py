@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.sharded import Make, agree
-from weft import P, UnsupportedOpError
+from weft import P, Shard, ShardTensor, UnsupportedOpError
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 WAYS = ["uneven", "replicated", "half partial"]
@@ -256,10 +256,26 @@ def test_conjugates_are_known() -> None:
     def program(make: Make) -> Any:
         x = make(torch.complex(X, X), False)
         y = x.conj()
-        return [x.is_conj(), y.is_conj(), torch.is_conj(y), (y * x).is_conj(), y.is_neg()]
+        resolved, negated = y.resolve_conj(), torch.resolve_neg(y.imag)
+        return [
+            x.is_conj(), y.is_conj(), torch.is_conj(y), (y * x).is_conj(), y.is_neg(),
+            x.resolve_conj() is x, resolved, resolved.is_conj(), y.imag.is_neg(), negated,
+            negated.is_neg(),
+        ]
 
     for way in ("uneven", "replicated"):
         agree(program, way)
+
+
+def test_blocks_are_conjugates_on_all_ranks_or_on_none() -> None:
+    """What shares memory with what must not differ between ranks."""
+    def on_rank(mesh: Any) -> tuple[bool, bool, Tensor]:
+        block = torch.full((1, 2), 1j)
+        x = ShardTensor.from_local(block.conj() if mesh.here == (1,) else block, mesh, [Shard(0)])
+        return x.is_conj(), x.resolve_conj() is x, x.full_tensor()
+
+    for lazy, same, full in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert not lazy and same and full.tolist() == [[1j, 1j], [-1j, -1j]]
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -183,6 +183,27 @@ def test_terms_that_no_value_becomes_are_not_written_to(kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("write", [
+    lambda x, value: x.add_(value), lambda x, value: x[1].sub_(value[0]),
+    lambda x, value: x.copy_(value),
+])
+def test_terms_without_a_gradient_take_no_values_that_have_one(write: Any) -> None:
+    def on_rank(mesh: Any) -> str:
+        x = weft.ShardTensor.from_local(X, mesh, P(partial={"x": "max"}))
+        with weft.explain() as log, pytest.raises(weft.UnsupportedOpError) as caught:
+            write(x, X.clone().requires_grad_())
+        assert not log.events and not x.requires_grad
+        write(x, X)
+        return str(caught.value)
+
+    (text, _) = weft.testing.run(on_rank, mesh={"x": 2})
+    assert text.split("\n", 1)[1] == (
+        "  Rule: P(max) and P(min) carry no gradient.\n"
+        "  Offenders: partial max\n"
+        "  Fix: x = x.redistribute(placements=P()) before, or value.detach()"
+    )
+
+
 BLOCKS: dict[str, Any] = {
     "a column": (slice(None), 3), "a column as one": (slice(None), slice(3, 4)),
     "columns": (slice(1, None), slice(2, 4)), "a last number": (..., -1),

@@ -215,6 +215,11 @@ def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTen
     return wrap(primal, meta), wrap(tangent, meta.replace(requires_grad=tangent.requires_grad))
 
 
+def _resolved(is_lazy: str) -> Callable[[ShardTensor], ShardTensor]:
+    """`resolve_conj` and `resolve_neg`: a copy is resolved. No meta says what is lazy."""
+    return lambda input: input.clone() if getattr(local_of(input), is_lazy)() else input
+
+
 def _can_take_data(tensor: Any, other: Any) -> bool:
     """Whether `tensor.data = other` is possible; `Module.to` asks for this."""
     if type(tensor) is not ShardTensor:
@@ -238,6 +243,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in _OF_LOCAL:
         of_local = getattr(_Tensor, name)
         table[of_local] = table[getattr(torch, name)] = _on_local(of_local)
+    for name, is_lazy in (("resolve_conj", "is_conj"), ("resolve_neg", "is_neg")):
+        table[getattr(_Tensor, name)] = table[getattr(torch, name)] = _resolved(is_lazy)
     for of_local in (_Tensor.is_pinned, _Tensor._cdata.__get__, _Tensor.is_set_to):
         table[of_local] = _on_local(of_local)
     table[_Tensor.is_cpu.__get__] = lambda tensor: tensor.device.type == "cpu"

@@ -21,7 +21,7 @@ from weft.tensor.call.anchor import tying
 from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
-from weft.tensor.call.in_place import check_cast, check_writable
+from weft.tensor.call.in_place import check_cast, check_gradient, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, nothing, packed, replayed
 from weft.tensor.call.program import Program, Step
@@ -396,6 +396,9 @@ class Builder:
         target = self.tensors[self.target]
         check_writable(self.name, target)
         wanted = layout_of(target, self.mesh)
+        if self.grad and any(
+                one.requires_grad for at, one in enumerate(self.tensors) if at != self.target):
+            check_gradient(self.name, wanted)
         direct = decision.results[0] == wanted and moves[self.target] is None and not (
             replicated(decision.results[0], varying) and self.grad
         )

@@ -168,7 +168,7 @@ def tell(
             name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
             "under weft.strict() no op communicates implicitly", layouts,
             "x.redistribute(placements=[Replicate(), ...]) before the call")
-    if name not in _WARNED:
+    if name not in _WARNED and any(one.dim() for one in sharded):  # a number costs nothing
         _WARNED.add(name)
         modes.warn(
             message(name, f"{reason}, so its operands were gathered, {nbytes_text(nbytes)} on "

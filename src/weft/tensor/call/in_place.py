@@ -1,5 +1,5 @@
 """Targets of in-place ops: they must share memory with the tensor that they represent, in a dtype
-that can hold the result."""
+that can hold the result and a layout that can hold its gradient."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op
 from weft.tensor.trace.trees import fill
 
-__all__ = ["check_cast", "check_writable"]
+__all__ = ["check_cast", "check_gradient", "check_writable"]
 
 
 def check_writable(name: str, target: torch.Tensor) -> None:
@@ -28,6 +29,23 @@ def check_writable(name: str, target: torch.Tensor) -> None:
             f"({target._meta.alias}) that had to communicate",
             "a write through a view reaches its base only where they share memory",
             [str(target.sharding)], "write to the base, or clone() the view first")
+
+
+def check_gradient(name: str, layout: Layout) -> None:
+    """Raise if the target's layout has no gradient, of a write of values that require one.
+
+    Raises:
+        UnsupportedOpError: the target is partial by max or min.
+    """
+    kinds = sorted({
+        kind for kind, size in zip(layout.partial, layout.mesh.axis_sizes)
+        if kind in ("max", "min") and size > 1
+    })
+    if kinds:
+        raise UnsupportedOpError(
+            name, f"it writes values that require a gradient to {layout}",
+            "P(max) and P(min) carry no gradient", [f"partial {kind}" for kind in kinds],
+            "x = x.redistribute(placements=P()) before, or value.detach()")
 
 
 def check_cast(

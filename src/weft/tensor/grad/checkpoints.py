@@ -11,6 +11,9 @@ unless the end of the graph shows that ranks agree anyway:
 
 If some rank's result is empty, the end of its graph may differ: all ranks recompute to the results.
 
+The results are no part of a second backward, through gradients that keep a graph. So what the
+first has recomputed stays with it, and the second recomputes nothing.
+
 Recomputations find the last reduction by its number. They make the same ones as the forward: they
 may find weights that have been gathered, but no value that has been reduced (`reduce_once.scope`).
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as torch_checkpoint
 
 from weft.core.scopes import setting
@@ -49,7 +53,7 @@ _PRODUCTS = frozenset({
 
 _NOTHING = torch.empty(0)
 
-_autograd: Any = torch.autograd
+_autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _engine: Any = torch._C  # type: ignore[attr-defined]
 
 
@@ -104,12 +108,22 @@ def _saved(like: torch.Tensor) -> Any:
     return _tie(like.detach().requires_grad_()).grad_fn
 
 
+class _Kept:
+    """What the forward saved, and its value since a backward that keeps a graph."""
+
+    __slots__ = ("saved", "value")
+
+    def __init__(self, saved: Any) -> None:
+        self.saved, self.value = saved, None
+
+
 class _End:
     """Where the recomputations of one checkpoint end."""
 
     def __init__(self, stops_early: bool) -> None:
         self.stops_early = stops_early
         self.is_recomputed = False
+        self.is_sharded = False  # whether a result is
         self.at_product = False
         self.num_reductions = 0  # of this run, so far
         self.last_node = -1  # number of the node of the last of them, for autograd
@@ -121,6 +135,26 @@ class _End:
         """The forward, or a recomputation. Of nested checkpoints each counts what is its own."""
         self.num_reductions = 0
         with REDUCTIONS.counted(), setting(REDUCTIONS.thread, passing=self._passing):
+            yield
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """The forward: what is saved here is recomputed once for derivatives of any order."""
+        hooks = None if self.is_recomputed else _autograd._top_saved_tensors_default_hooks(True)
+        if hooks is None:
+            yield
+            return
+        pack, unpack = hooks
+
+        def value_of(kept: _Kept) -> Any:
+            if kept.value is not None:
+                return kept.value
+            value = unpack(kept.saved)
+            if self.is_sharded and torch.is_grad_enabled():
+                kept.value = value
+            return value
+
+        with saved_tensors_hooks(lambda x: _Kept(pack(x)), value_of):
             yield
 
     def _passing(self) -> None:
@@ -141,6 +175,7 @@ class _End:
         locals_ = [one._local for one in tensors]
         if not self.is_recomputed:
             self.is_recomputed = True
+            self.is_sharded = bool(tensors)
             can_be_empty = any(one._meta.layout.has_empty_shards for one in tensors)
             if self.stops_early and tensors and not can_be_empty:
                 self._decide(locals_)
@@ -191,7 +226,7 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return function(*given, **named)
         first = _saved(_NOTHING) if end.stops_early else None
-        with reduce_once.scope(), end.running():
+        with reduce_once.scope(), end.running(), end.keeping():
             out = function(*given, **named)
         return end.results(out, first)
 

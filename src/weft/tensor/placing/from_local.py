@@ -80,6 +80,7 @@ def from_local(
         local = local.to(mesh.device)
     if mesh.here is None and local.shape != (0,):
         local = local.flatten()[:0].clone()
+    local = local.resolve_conj().resolve_neg()  # other ranks' blocks may not be lazy
     _check_local(local, mesh, layout)
     if sync:
         local = _synced(local, mesh, layout)
