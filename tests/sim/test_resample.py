@@ -146,6 +146,14 @@ def test_the_kernels_own_places(mode: str, channels_last: bool, dtype: torch.dty
             check(due, weft.testing.run(program, mesh={"x": 2}), f"{mode} {before} {after}", None)
 
 
+def test_places_that_round_up_to_a_border() -> None:
+    """In double precision torch rounds a source to single before the floor."""
+    x = torch.arange(484.0, dtype=torch.float64).view(1, 1, -1)
+    got = weft.testing.run(lambda mesh: held(F.interpolate(weft.distribute_tensor(
+        x, mesh, P(None, None, "x"), src_data_rank=None), 822)), mesh={"x": 3})
+    check(F.interpolate(x, 822), got, "484 822", None)
+
+
 def test_a_channel_of_nothing() -> None:
     """Ranks without any channel have the same graph, and torch's kernel never sees them."""
     x = torch.randn(2, 3, 8, dtype=torch.float64)

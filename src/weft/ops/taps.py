@@ -7,7 +7,7 @@ aligned (torch's `UpSample.h`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,21 +258,30 @@ class Nearest:
         """The first and the last place that each of these places of the result may copy. Kernels
         compute in single or in double precision, and some take lengths by halves: where they round
         apart, these differ."""
-        found = [places] if self.before == self.after else []
+        sources = self._sources(places)
+        low = high = next(sources).floor().long()
+        for source in sources:
+            place = source.floor_().long()
+            low, high = torch.minimum(low, place), torch.maximum(high, place)
+        return low.clamp(0, self.before - 1), high.clamp(0, self.before - 1)
+
+    def _sources(self, places: Tensor) -> Iterator[Tensor]:
+        """Where the sources of places lie, as kernels round them: before the floor, those that
+        compute in double precision round to single."""
+        if self.before == self.after:
+            yield places
         if self.after == 2 * self.before:
-            found = [places // 2]
+            yield places // 2
         for dtype in (torch.float32, torch.float64):
             ratio = _ratio(self.before, self.after, self.scale, dtype)
             if self.exact:
                 centre = places.to(dtype) + 0.5
-                found.append((centre.double() * ratio.double()).to(dtype).floor().long())
-                found.append(((ratio * centre - 0.5).clamp(min=0) + 0.5).floor().long())
+                yield (ratio * centre - 0.5).clamp(min=0) + 0.5
+                yield (ratio.double() * centre).to(dtype)
             else:
-                found.append((ratio * places).floor().long())
-        low = high = found[0]
-        for one in found[1:]:
-            low, high = torch.minimum(low, one), torch.maximum(high, one)
-        return low.clamp(0, self.before - 1), high.clamp(0, self.before - 1)
+                centre = places
+            yield (ratio * centre).float()
+            yield ratio * centre
 
     def known(self, start: int, stop: int) -> Tensor | None:
         """The places that places start..stop copy; None where kernels round apart."""
