@@ -146,6 +146,38 @@ def test_the_kernels_own_places(mode: str, channels_last: bool, dtype: torch.dty
             check(due, weft.testing.run(program, mesh={"x": 2}), f"{mode} {before} {after}", None)
 
 
+def test_places_that_round_up_to_a_border() -> None:
+    """In double precision torch rounds a source to single before the floor."""
+    x = torch.arange(484.0, dtype=torch.float64).view(1, 1, -1)
+    got = weft.testing.run(lambda mesh: held(F.interpolate(weft.distribute_tensor(
+        x, mesh, P(None, None, "x"), src_data_rank=None), 822)), mesh={"x": 3})
+    check(F.interpolate(x, 822), got, "484 822", None)
+
+
+@pytest.mark.parametrize("mode, corners, given, after", [
+    ("linear", False, (2414,), (4103,)), ("linear", True, (9024,), (15917,)),
+    ("bicubic", False, (6004, 1), (16514, 2)),
+])
+def test_weights_of_sources_that_round_up(
+    mode: str, corners: bool, given: Any, after: Any
+) -> None:
+    """As above; the source then lies upon the place, and not just before it."""
+    torch.manual_seed(0)
+    x = torch.rand(1, 1, *given, dtype=torch.float64).requires_grad_()
+    due = F.interpolate(x, after, mode=mode, align_corners=corners)
+    (due * due.detach()).sum().backward()
+
+    def program(mesh: Any) -> tuple[Tensor, Tensor]:
+        mine = weft.distribute_tensor(x.detach(), mesh, P(None, None, "x")).requires_grad_()
+        out = F.interpolate(mine, after, mode=mode, align_corners=corners)
+        (out * out.detach()).sum().backward()
+        return out.full_tensor(), mine.grad.full_tensor()
+
+    for out, grad in weft.testing.run(program, mesh={"x": 3}):
+        torch.testing.assert_close(out, due, rtol=0, atol=1e-12)
+        torch.testing.assert_close(grad, x.grad, rtol=0, atol=1e-12)
+
+
 def test_a_channel_of_nothing() -> None:
     """Ranks without any channel have the same graph, and torch's kernel never sees them."""
     x = torch.randn(2, 3, 8, dtype=torch.float64)

@@ -99,14 +99,20 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
     """Weighted sums along the fetched dims, torch's kernel along the others."""
     num, lengths = num_positions(call), _lengths(call)
     first = len(call.tensors[0].shape) - num
-    after, parts = [length for _, length in lengths], []
+    after = [length for _, length in lengths]
     dtype = torch.float64 if call.tensors[0].dtype == "float64" else torch.float32
     for dim in fetched:
-        assert dim.box is not None
-        start, stop = dim.outputs
-        after[dim.dim - first] = stop - start
-        taps = _taps(*lengths[dim.dim - first], dtype).of(start, stop, dim.box[0])
-        parts.append((dim.dim, stop - start, taps))
+        after[dim.dim - first] = dim.outputs[1] - dim.outputs[0]
+
+    def parts(device: str) -> list[tuple[int, int, Any]]:
+        found = []
+        for dim in fetched:
+            assert dim.box is not None
+            start, stop = dim.outputs
+            taps = _taps(*lengths[dim.dim - first], dtype).of(start, stop, dim.box[0])
+            found.append((dim.dim, stop - start, taps))
+        return found
+
     kernel = getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default
     return resampled(parts, partial(kernel, output_size=after) if len(fetched) < num else None)
 

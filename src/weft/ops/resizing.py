@@ -97,14 +97,19 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
     """Weighted sums along some dims, torch's kernel along the others."""
     resized, scales = _resized(call), list(_scales(call))
     after = [dim.after for dim in resized]
-    parts = []
     for dim in dims:
-        start, stop = dim.outputs
         scales[dim.dim - 2] = None
-        after[dim.dim - 2] = stop - start
-        origin = 0 if dim.box is None else dim.box[0]
-        taps = taps_of(resized[dim.dim - 2], torch.arange(start, stop))
-        parts.append((dim.dim, stop - start, taps.of(0, stop - start, origin)))
+        after[dim.dim - 2] = dim.outputs[1] - dim.outputs[0]
+
+    def parts(device: str) -> list[tuple[int, int, Any]]:
+        found = []
+        for dim in dims:
+            start, stop = dim.outputs
+            taps = taps_of(resized[dim.dim - 2], torch.arange(start, stop), device)
+            origin = 0 if dim.box is None else dim.box[0]
+            found.append((dim.dim, stop - start, taps.of(0, stop - start, origin)))
+        return found
+
     kernel = getattr(torch.ops.aten, _name(call)).default
     done = {dim.dim for dim in dims}
     others = any(

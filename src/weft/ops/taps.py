@@ -7,7 +7,7 @@ aligned (torch's `UpSample.h`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +46,13 @@ class Resized:
     dtype: torch.dtype
 
     def reads(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the last place that each of these places of the result reads."""
-        taps = taps_of(self, places)
-        first = taps.places.masked_fill(~taps.counts, self.before).amin(0)
-        return first, taps.places.masked_fill(~taps.counts, -1).amax(0)
+        """The first and the last place that each of these places of the result reads, on any
+        device."""
+        first, last = taps_of(self, places).ends(self.before)
+        if self.dtype == torch.float64:
+            other, end = taps_of(self, places, "cpu").ends(self.before)
+            first, last = torch.minimum(first, other), torch.maximum(last, end)
+        return first, last
 
 
 Parts = list[tuple[Tensor | None, Tensor, Tensor]]
@@ -64,11 +67,16 @@ class Taps:
     weights: Tensor
     counts: Tensor
 
+    def ends(self, length: int) -> tuple[Tensor, Tensor]:
+        """The first and the last place of a dim of this length that each place of the result
+        reads."""
+        first = self.places.masked_fill(~self.counts, length).amin(0)
+        return first, self.places.masked_fill(~self.counts, -1).amax(0)
+
     def table(self, length: int) -> Table:
         """What each place of the result reads of a dim of this length."""
-        starts = self.places.masked_fill(~self.counts, length).amin(0)
-        stops = self.places.masked_fill(~self.counts, -1).amax(0) + 1
-        return Table(tuple(starts.cummax(0)[0].tolist()), tuple(stops.cummax(0)[0].tolist()),
+        first, last = self.ends(length)
+        return Table(tuple(first.cummax(0)[0].tolist()), tuple((last + 1).cummax(0)[0].tolist()),
                      length)
 
     def of(self, start: int, stop: int, origin: int) -> Parts:
@@ -86,21 +94,29 @@ class Taps:
 
 
 def resampled(
-    parts: Sequence[tuple[int, int, Parts]], rest: Callable[[Tensor], Tensor] | None
+    parts: Callable[[str], Sequence[tuple[int, int, Parts]]],
+    rest: Callable[[Tensor], Tensor] | None,
 ) -> Callable[[Tensor], Tensor]:
     """Weighted sums along some dims, of which the results have these lengths; then the `rest`, of
-    the other dims."""
-    given = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
+    the other dims. `parts`: (type of a device) -> (dim, length, taps) of each."""
+    made: dict[torch.device, list[tuple[int, int, Parts]]] = {}
 
     def run(x: Tensor) -> Tensor:
+        if x.device not in made:
+            with torch.inference_mode(False), torch.no_grad():  # other calls may save them
+                made[x.device] = [
+                    (dim, length, [tuple([_on(one, x.device) for one in tap]) for tap in taps])
+                    for dim, length, taps in parts(x.device.type)]
         out: Any = widened(x)
-        mine = iter(given.on(x.device))
-        for dim, length, taps in parts:
-            here = [(next(mine), next(mine), next(mine)) for _ in taps]
-            out = _Weighted.apply(out, dim, here, length)
+        for dim, length, taps in made[x.device]:
+            out = _Weighted.apply(out, dim, taps, length)
         return (out if rest is None else rest(out)).to(x.dtype)
 
     return run
+
+
+def _on(one: Tensor | None, device: torch.device) -> Any:
+    return None if one is None else one.to(device, copy=one.is_inference())
 
 
 class _Weighted(torch.autograd.Function):
@@ -161,8 +177,9 @@ def _zeros(x: Tensor, dim: int, length: int) -> Tensor:
     return x.new_zeros([*x.shape[:dim], length, *x.shape[dim + 1 :]])
 
 
-def taps_of(dim: Resized, places: Tensor) -> Taps:
-    """The taps of these places of a dim."""
+def taps_of(dim: Resized, places: Tensor, device: str = "") -> Taps:
+    """The taps of these places of a dim. In double precision, the CPU's kernels round a source to
+    single before the floor; one that rounds up to the next place is there."""
     if dim.before == dim.after and dim.mode != "cubic":  # whatever scale is given
         one = torch.ones(1, len(places), dtype=dim.dtype)
         return Taps(places[None], one, one.bool())
@@ -171,7 +188,8 @@ def taps_of(dim: Resized, places: Tensor) -> Taps:
     source = _sources(dim, places)
     if dim.mode == "linear":
         source = source.clamp(0, dim.before - 1)
-    first = source.floor().long().clamp(max=dim.before - 1)
+    whole = source.float() if device == "cpu" else source
+    first = whole.floor().long().clamp(max=dim.before - 1)
     beyond = (source - first).clamp(0, 1)
     if dim.mode == "linear":
         second = (first + 1).clamp(max=dim.before - 1)
@@ -258,21 +276,30 @@ class Nearest:
         """The first and the last place that each of these places of the result may copy. Kernels
         compute in single or in double precision, and some take lengths by halves: where they round
         apart, these differ."""
-        found = [places] if self.before == self.after else []
+        sources = self._sources(places)
+        low = high = next(sources).floor().long()
+        for source in sources:
+            place = source.floor_().long()
+            low, high = torch.minimum(low, place), torch.maximum(high, place)
+        return low.clamp(0, self.before - 1), high.clamp(0, self.before - 1)
+
+    def _sources(self, places: Tensor) -> Iterator[Tensor]:
+        """Where the sources of places lie, as kernels round them: before the floor, those that
+        compute in double precision round to single."""
+        if self.before == self.after:
+            yield places
         if self.after == 2 * self.before:
-            found = [places // 2]
+            yield places // 2
         for dtype in (torch.float32, torch.float64):
             ratio = _ratio(self.before, self.after, self.scale, dtype)
             if self.exact:
                 centre = places.to(dtype) + 0.5
-                found.append((centre.double() * ratio.double()).to(dtype).floor().long())
-                found.append(((ratio * centre - 0.5).clamp(min=0) + 0.5).floor().long())
+                yield (ratio * centre - 0.5).clamp(min=0) + 0.5
+                yield (ratio.double() * centre).to(dtype)
             else:
-                found.append((ratio * places).floor().long())
-        low = high = found[0]
-        for one in found[1:]:
-            low, high = torch.minimum(low, one), torch.maximum(high, one)
-        return low.clamp(0, self.before - 1), high.clamp(0, self.before - 1)
+                centre = places
+            yield (ratio * centre).float()
+            yield ratio * centre
 
     def known(self, start: int, stop: int) -> Tensor | None:
         """The places that places start..stop copy; None where kernels round apart."""
