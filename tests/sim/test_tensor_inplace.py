@@ -221,8 +221,10 @@ def test_blocks_of_shards_of_one_row(name: str) -> None:
     def on_rank(mesh: Any) -> None:
         for spec in (P("x"), P(None, "x"), P()):
             x, expected = weft.distribute_tensor(X, mesh, spec), X.clone()
-            add(x)
+            with weft.explain() as log:
+                add(x)
             add(expected)
+            assert not log.events
             assert torch.equal(x.full_tensor(), expected)
 
     weft.testing.run(on_rank, mesh={"x": 5})
