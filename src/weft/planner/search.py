@@ -110,7 +110,7 @@ def move(src: Layout, dst: Layout) -> list[Step]:
         ceasing += up
         coming += down
         nested = nested and not (up and down)
-        gathered = gathered or bool(up) and (src.shape[dim] == 1 or _repeats(src.cuts[dim]))
+        gathered = gathered or (bool(up) and (src.shape[dim] == 1 or _repeats(src.cuts[dim])))
         finest = src if up else dst
         between.append((finest.dims[dim], finest.cuts[dim]))
     if 0 in src.shape:
