@@ -13,6 +13,7 @@ import weft
 from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree
 from weft import P
+from weft.core import Layout, Mesh
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -202,6 +203,19 @@ def test_terms_without_a_gradient_take_no_values_that_have_one(write: Any) -> No
         "  Offenders: partial max\n"
         "  Fix: x = x.redistribute(placements=P()) before, or value.detach()"
     )
+
+
+def test_results_without_elements_share_no_memory_with_a_view() -> None:
+    """Else a rank that has none would write to the base what the others do not."""
+    def on_rank(mesh: Any) -> Tensor:
+        layout = Layout(Mesh({"x": 3}), (70,), P("x"), sizes={0: (26, 5, 39)})
+        lines = weft.distribute_tensor(full, mesh, layout).view(5, 2, 7)
+        return torch.fft.irfft(lines).add_(1).full_tensor()
+
+    full = torch.arange(70).to(torch.complex128)
+    expected = torch.fft.irfft(full.view(5, 2, 7)).add_(1)
+    for found in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(found, expected)
 
 
 BLOCKS: dict[str, Any] = {
