@@ -221,7 +221,7 @@ class Builder:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
             local = as_autocast(local, dtype, self.mesh.kernel_type) if lacking else local
             local = replayed(local) if replays else local
-        if is_empty and local is not None and not self.shares():
+        if is_empty and not self.shares():
             local = apart(local)
         if any(decision.folds):
             local = tying(local) if self.is_idle else local  # its sum is a node
