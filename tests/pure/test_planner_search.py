@@ -209,6 +209,17 @@ def test_axes_of_size_one_need_no_step() -> None:
         assert plan(Layout(mesh, (4,), src), Layout(mesh, (4,), dst)).steps == ()
 
 
+def test_a_row_of_one_rank_is_cut_anew_where_it_is() -> None:
+    mesh = Mesh({"a": 2, "b": 2})
+    row = Layout(mesh, (1, 6), P(None, ("a", "b")), sizes={1: (0, 6, 0, 0)})
+    column = Layout(mesh, (1, 6), P(("a", "b")), sizes={0: (0, 1, 0, 0)})
+    for src, dst in ((row, column), (column, row)):
+        judge(src, dst)
+        (step,) = plan(src, dst).steps
+        assert type(step) is Slice
+    assert type(plan(row, Layout(mesh, (1, 6), P("a"))).steps[0]) is not Slice
+
+
 def test_an_exchange_is_over_no_axis_whose_cuts_agree() -> None:
     mesh = Mesh((2, 2))
     src = Layout(mesh, (8,), P((0, 1)))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import weft
 from tests.cases import Trial, trials_of
@@ -29,6 +30,23 @@ def test_strict_lets_a_mean_of_elements_be_and_refuses_to_count_targets() -> Non
                 F.cross_entropy(x, target)
 
     weft.testing.run(on_rank, 2)
+
+
+def test_weights_of_classes_have_a_gradient_beside_probabilities() -> None:
+    soft = torch.rand(4, 3).softmax(1)
+
+    def gradient(x: Tensor, weight: Tensor) -> Tensor:
+        F.cross_entropy(x, soft, weight.requires_grad_()).backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    def on_rank(mesh: Any) -> Tensor:
+        x = weft.distribute_tensor(soft, mesh, weft.P("x"))
+        return gradient(x, weft.distribute_tensor(soft[0], mesh, weft.P("x"))).full_tensor()
+
+    expected = gradient(soft, soft[0].clone())
+    for found in weft.testing.run(on_rank, 2, {"x": 2}):
+        torch.testing.assert_close(found, expected)
 
 
 def test_weights_of_classes_have_no_gradient_as_in_torch() -> None:

@@ -112,6 +112,12 @@ def cleared_row(a: Tensor) -> Tensor:
     return torch.addcmul(a[:, 0], row[0:1], a[:, 0], value=2.0)
 
 
+def convolved(a: Tensor) -> Tensor:
+    """Nothing has a gradient in the graph of the convolution's, which requires one."""
+    lines = F.conv1d(a[[4, 3, 2]][:, None], torch.ones(1, 1, 2, dtype=a.dtype))
+    return torch.cat([lines.flatten(), a.sin().flatten()])
+
+
 def recomputed(a: Tensor) -> Tensor:
     return checkpoint(lambda v: torch.stack([row.sin() for row in v]), a, use_reentrant=False)
 
@@ -121,7 +127,8 @@ def recomputed_in_another(a: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "fn", [added_row, reshaped_row, cleared_row, recomputed, recomputed_in_another])
+    "fn", [
+        added_row, reshaped_row, cleared_row, convolved, recomputed, recomputed_in_another])
 @pytest.mark.parametrize("sizes", [{}, {0: (0, 5, 0, 0, 0)}])
 def test_rows_that_are_written_to(fn: Any, sizes: Any) -> None:
     """Autograd makes their views again. Of views without elements it would lose edges. What

@@ -165,3 +165,16 @@ def test_slices_meet_an_operand_whose_dim_has_more_factors() -> None:
 
     for found in weft.testing.run(on_rank, mesh={"x": 2}):
         torch.testing.assert_close(found, attend(q, k))
+
+
+def test_a_slice_leaves_no_rank_without_what_the_op_needs() -> None:
+    """Of the last columns the first rank has none; torch's `bilinear` takes no empty ones."""
+    whole = torch.arange(60.0).view(5, 2, 6)
+
+    def on_rank(mesh: Any) -> Tensor:
+        weight = weft.distribute_tensor(whole, mesh, P(None, None, "x"))[:, :, 2:]
+        return F.bilinear(torch.ones(2), torch.ones(4), weight).full_tensor()
+
+    expected = F.bilinear(torch.ones(2), torch.ones(4), whole[:, :, 2:])
+    for found in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(found, expected)

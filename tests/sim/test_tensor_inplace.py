@@ -13,6 +13,7 @@ import weft
 from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree
 from weft import P
+from weft.core import Layout, Mesh
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -204,6 +205,19 @@ def test_terms_without_a_gradient_take_no_values_that_have_one(write: Any) -> No
     )
 
 
+def test_results_without_elements_share_no_memory_with_a_view() -> None:
+    """Else a rank that has none would write to the base what the others do not."""
+    def on_rank(mesh: Any) -> Tensor:
+        layout = Layout(Mesh({"x": 3}), (70,), P("x"), sizes={0: (26, 5, 39)})
+        lines = weft.distribute_tensor(full, mesh, layout).view(5, 2, 7)
+        return torch.fft.irfft(lines).add_(1).full_tensor()
+
+    full = torch.arange(70).to(torch.complex128)
+    expected = torch.fft.irfft(full.view(5, 2, 7)).add_(1)
+    for found in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(found, expected)
+
+
 BLOCKS: dict[str, Any] = {
     "a column": (slice(None), 3), "a column as one": (slice(None), slice(3, 4)),
     "columns": (slice(1, None), slice(2, 4)), "a last number": (..., -1),
@@ -221,8 +235,10 @@ def test_blocks_of_shards_of_one_row(name: str) -> None:
     def on_rank(mesh: Any) -> None:
         for spec in (P("x"), P(None, "x"), P()):
             x, expected = weft.distribute_tensor(X, mesh, spec), X.clone()
-            add(x)
+            with weft.explain() as log:
+                add(x)
             add(expected)
+            assert not log.events
             assert torch.equal(x.full_tensor(), expected)
 
     weft.testing.run(on_rank, mesh={"x": 5})

@@ -87,14 +87,14 @@ def _of_classes(call: Call, wants_grad: Sequence[bool]) -> str:
     """Each sample by itself; its target is a class, or the probabilities of all classes.
 
     Raises:
-        RuntimeError: torch's own, if the weights of classes require a gradient.
+        RuntimeError: torch's own, if weights require a gradient and targets are classes.
     """
     x, target, *_ = call.tensors
-    if any(wants_grad[2:]):
+    has_all = target.dtype.startswith(("float", "bfloat"))
+    if any(wants_grad[2:]) and not has_all:
         raise RuntimeError(
             "The function 'nll_loss_forward' is not differentiable with respect to argument "
             "'weight'. This input cannot have requires_grad True.")
-    has_all = target.dtype.startswith(("float", "bfloat"))
     if len(x.shape) < 2:
         return "c~:sum, c~:sum, [c] -> " if has_all else "c~:sum, , [c] -> "
     reduction = call.get("reduction")

@@ -29,7 +29,7 @@ from weft.planner.check import IDEMPOTENT, LINEAR, kept_partials
 from weft.planner.cost import cheapest, seconds_of
 from weft.planner.geometry import Cut, coarser, common_depth, finer, size_over
 from weft.planner.links import Links
-from weft.planner.overlap import shared_ranks
+from weft.planner.overlap import missing_elements, shared_ranks
 from weft.planner.steps import (
     AllGather,
     AllReduce,
@@ -102,6 +102,7 @@ def move(src: Layout, dst: Layout) -> list[Step]:
     ceasing: list[int] = []
     coming: list[int] = []
     nested = True
+    gathered = False  # whether few ranks hold all of a dim, as of a row
     between: list[Cut] = []
     for dim in range(src.ndim):
         depth = common_depth(src, dst, dim)
@@ -109,12 +110,15 @@ def move(src: Layout, dst: Layout) -> list[Step]:
         ceasing += up
         coming += down
         nested = nested and not (up and down)
+        gathered = gathered or (bool(up) and (src.shape[dim] == 1 or _repeats(src.cuts[dim])))
         finest = src if up else dst
         between.append((finest.dims[dim], finest.cuts[dim]))
     if 0 in src.shape:
         return [Slice(src, dst)] if ceasing or coming else []
     if not ceasing:
         return [Slice(src, dst)] if coming else []
+    if gathered and not missing_elements(src, dst):
+        return [Slice(src, dst)]
     axes = tuple(sorted(ceasing))
     if not nested or set(ceasing) & set(coming):
         return [Exchange(src, dst, axes)]
@@ -122,6 +126,11 @@ def move(src: Layout, dst: Layout) -> list[Step]:
         return [AllGather(src, dst, axes)]
     middle = _cut(src, between, src.partial)
     return [Slice(src, middle), AllGather(middle, dst, axes)]
+
+
+def _repeats(cuts: tuple[int, ...] | None) -> bool:
+    """Whether cuts leave shards empty."""
+    return cuts is not None and len(set(cuts)) < len(cuts)
 
 
 # Reductions.

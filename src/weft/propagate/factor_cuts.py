@@ -60,16 +60,20 @@ def cuts_of_factor(
         return order, None
     if frame.slices and len(places) > 1:
         home = _home(frame, layouts, places, order, length)
-        if home is not None:
+        if home is not None and not (factor in frame.rule.nonempty and _leaves_empty(home)):
             return order, home
     cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
     if len(places) > 1:
         cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
     if factor in frame.rule.nonempty:
         full = cuts or default_cuts(length, sizes)
-        if any(start == stop for start, stop in pairwise(full)):
+        if _leaves_empty(full):
             cuts = filled_cuts(full)
     return order, cuts
+
+
+def _leaves_empty(cuts: tuple[int, ...]) -> bool:
+    return any(start == stop for start, stop in pairwise(cuts))
 
 
 def spread(

@@ -58,12 +58,20 @@ def _ends(edges: Sequence[int], locals_: Sequence[torch.Tensor]) -> list[torch.T
     ends = {at: _end(locals_[at], at) for at in edges}
     found = list(ends.values())
     for at in edges:
+        if type(at) is Curved and not at.on:
+            found.append(_with_a_graph(_zero(ends[at])))
         for other in at.on if type(at) is Curved else ():
             if other == at:
                 found.append(_zero(ends[at]).expm1())  # it has derivatives of any order
             elif other in ends:
                 found.append(_zero(ends[at]) * _zero(ends[other]))
     return found
+
+
+def _with_a_graph(zero: torch.Tensor) -> torch.Tensor:
+    """The number, whose gradient has a graph in which nothing has a gradient: that of a convolution
+    of which only one operand wants one. Ranks would not agree on what requires a gradient."""
+    return torch.conv1d(zero.view(1, 1, 1), zero.new_ones(1, 1, 1)).view(())
 
 
 def _end(local: torch.Tensor, at: int) -> torch.Tensor:

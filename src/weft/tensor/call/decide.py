@@ -23,7 +23,16 @@ from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_gradient, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
-from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, nothing, packed, replayed
+from weft.tensor.call.local import (
+    apart,
+    as_it_is,
+    as_leaf,
+    copying,
+    has_gaps,
+    nothing,
+    packed,
+    replayed,
+)
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
@@ -204,13 +213,16 @@ class Builder:
         dtype = dtype_of(self.op, self.trace, self.mesh)
         lacking = is_lacking(self.op, self.tensors, dtype, self.mesh)
         self.may_view = self.facts.is_view or algorithm is not None or decision.runs is not None
-        replays = self.grad and self.target is None and self.may_view and any(
+        is_empty = self.target is None and self.may_view and any(
             0 in layout.local_shape_at(self.mesh.here) for layout in decision.results)
+        replays = self.grad and is_empty
         if lacking or replays:
             if local is None:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
             local = as_autocast(local, dtype, self.mesh.kernel_type) if lacking else local
             local = replayed(local) if replays else local
+        if is_empty and not self.shares():
+            local = apart(local)
         if any(decision.folds):
             local = tying(local) if self.is_idle else local  # its sum is a node
             local = folding(self.name, local, decision, self.mesh)

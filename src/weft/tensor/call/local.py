@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from types import FunctionType
 from typing import Any
 
@@ -14,7 +15,7 @@ from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.execute import unshared
 
 __all__ = [
-    "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "nothing",
+    "apart", "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "nothing",
     "packed", "replayed",
 ]
 
@@ -83,6 +84,16 @@ def replayed(local: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         with _force_original_view_tracking(True):
             return local(*args, **kwargs)
+
+    return run
+
+
+def apart(local: Any) -> Any:
+    """The op, whose results share no memory with an operand: a kernel may return nothing as a view
+    of nothing, and a write to the one would count as a write to the other, on this rank alone."""
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out, given = local(*args, **kwargs), flatten((args, kwargs))
+        return map_tensors(lambda one: reduce(unshared, given, one), out)
 
     return run
 
