@@ -356,6 +356,7 @@ def test_functions(program: Any, ruled: bool, way: str) -> None:
         agree(program, way)
 
 
+@pytest.mark.usefixtures("few_ways")
 @pytest.mark.parametrize("case", RULES, ids=lambda case: case[0].__name__)
 def test_the_rules_are_right(case: Any) -> None:
     op, pattern, options = case

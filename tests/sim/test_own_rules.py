@@ -17,6 +17,8 @@ from tests.harness import check_op
 from tests.sharded import WAYS, Make, agree
 from weft import Layout, LayoutError, P, PlacementError, ShardTypeError, UnsupportedOpError
 
+pytestmark = pytest.mark.usefixtures("few_ways")
+
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
 B = torch.linspace(-1, 2, 3, dtype=torch.float64)
