@@ -44,8 +44,8 @@ def ranks(**axes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank made of a trial: its results, the gradients of its operands, and what it knows of
-    them without their data, of which a rank outside the mesh has nothing else."""
+    """What one rank made of a trial: its results, the gradients of its operands, and what it knows
+    of both without their data, which is all that a rank outside the mesh has."""
 
     results: list[Held | object]
     gradients: list[Held | None]
