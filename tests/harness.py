@@ -81,7 +81,7 @@ def check_trial(
     if beside:
         mesh = Mesh(axes, (2, 1))
 
-    def run(world: Any) -> Outcome | type[Exception]:
+    def run(world: Any) -> Any:
         on = weft.init_mesh(mesh, device_type=device_type) if beside else world
         try:
             return on_rank(trial, on)
