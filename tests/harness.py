@@ -20,8 +20,8 @@ from torch import Tensor
 import weft
 from tests.cases import Case, Operand, Trial, seed_of
 from tests.oracle import Held, block, check, check_gradient, same
-from weft import ShardTensor
-from weft.core import Layout
+from weft import MeshError, ShardTensor
+from weft.core import Layout, Mesh
 
 
 def ranks(**axes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -44,10 +44,12 @@ def ranks(**axes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one rank made of a trial: its results and the gradients of its operands."""
+    """What one rank made of a trial: its results, the gradients of its operands, and what it knows
+    of both without their data, which is all that a rank outside the mesh has."""
 
     results: list[Held | object]
     gradients: list[Held | None]
+    facts: list[object]
 
 
 def check_op(
@@ -60,23 +62,46 @@ def check_op(
     """Run `fn` on `tensors` laid out on a simulated mesh and compare with the dense result."""
     operands = tuple(Operand(tuple(t.shape), lambda _, t=t: t.clone()) for t in tensors)
     case = Case(getattr(fn, "__name__", "fn"), fn, operands, grad)
-    return check_trial(Trial(case, tuple(mesh.items()), ("given",), tuple(layouts)))
+    trial = Trial(case, tuple(mesh.items()), ("given",), tuple(layouts))
+    return check_trial(trial, outside=False)
 
 
-def check_trial(trial: Trial, device_type: str = "cpu") -> list[Outcome]:
+def check_trial(
+    trial: Trial, device_type: str = "cpu", outside: bool = True
+) -> list[Outcome]:
     """Run a trial on simulated ranks and compare it with the dense result, which is the CPU's.
 
-    A refusal that the case allows for comes back as no outcomes.
+    With `outside`, a mesh of two has a third rank beside it, which knows of every result what those
+    inside know, but the data; or has a MeshError, where data say what the result is. A refusal that
+    the case allows for comes back as no outcomes.
     """
-    mesh = dict(trial.axes)
+    axes = dict(trial.axes)
+    mesh = Mesh(axes)
+    beside = outside and mesh.size() == 2
+    if beside:
+        mesh = Mesh(axes, (2, 1))
+
+    def run(world: Any) -> Any:
+        on = weft.init_mesh(mesh, device_type=device_type) if beside else world
+        try:
+            return on_rank(trial, on)
+        except (MeshError, weft.UnsupportedOpError) as error:
+            if on.here is not None:
+                raise
+            return type(error)
+
     with allowances(trial.case):
         try:
             outcomes = weft.testing.run(
-                lambda on: on_rank(trial, on), mesh=mesh, device_type=device_type)
+                run, mesh={"world": 3} if beside else axes, device_type=device_type)
         except weft.UnsupportedOpError:
             if not trial.case.may_refuse:
                 raise
             return []
+    if beside:
+        other, *outcomes = outcomes[0], outcomes[2], outcomes[1]
+        assert outcomes[0].facts == outcomes[1].facts, trial.id
+        assert other is MeshError or other.facts == outcomes[0].facts, f"{trial.id}: {other}"
     verify(trial, outcomes)
     return outcomes
 
@@ -121,22 +146,46 @@ def dense_outcome(case: Case) -> tuple[list[Any], list[Tensor | None]]:
 
 
 def on_rank(trial: Trial, mesh: Any) -> Outcome:
-    """The trial as one rank of `mesh` runs it."""
+    """The trial as one rank of `mesh` runs it, or one outside of it."""
     case = trial.case
     operands = [
-        dense.to(mesh.device) if layout is None else ShardTensor.from_local(
-            local_part(layout, dense, mesh.here, seed_of(trial.id, place)).to(mesh.device),
-            mesh, layout,
-        )
+        dense.to(mesh.device) if layout is None else _operand(
+            dense, mesh, layout, seed_of(trial.id, place))
         for place, (dense, layout) in enumerate(zip(case.tensors(), trial.layouts))
     ]
     leaves = _want_gradients(case, operands)
     results = flat(case.fn(*operands))
     _backward(case, results)
+    gradients = [None if leaf is None else leaf.grad for leaf in leaves]
+    known = [one for leaf, one in zip(leaves, gradients) if type(leaf) is ShardTensor]
+    facts = [_facts(one) for one in (*results, *known)]
+    if mesh.here is None:
+        return Outcome([], [], facts)
     return Outcome(
         [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
-        [None if leaf is None or leaf.grad is None else held(leaf.grad) for leaf in leaves],
+        [None if one is None else held(one) for one in gradients],
+        facts,
     )
+
+
+def _operand(dense: Tensor, mesh: Any, layout: Layout, seed: int) -> ShardTensor:
+    """On the ranks of this mesh: the trial's have the same axes."""
+    layout = Layout.make(
+        mesh.abstract, layout.shape, layout.dims, layout.cuts, layout.partial)
+    if mesh.here is None:
+        return ShardTensor.from_local(dense.new_empty(0).to(mesh.device), mesh, layout)
+    local = local_part(layout, dense, mesh.here, seed)
+    return ShardTensor.from_local(local.to(mesh.device), mesh, layout)
+
+
+def _facts(one: Any) -> object:
+    """All that a rank knows of a result without data; of its own shard, that it is as it says."""
+    if type(one) is not ShardTensor:
+        return type(one)
+    meta, local = one._meta, tuple(one._local.shape)
+    assert local == meta.local_shape, f"{local}: {one.sharding}"
+    return (str(one.sharding), tuple(one.shape), one.dtype, tuple(one.stride()), one.requires_grad,
+            meta.requires_grad, meta.alias)
 
 
 def local_part(layout: Layout, dense: Tensor, coordinate: Sequence[int], seed: int) -> Tensor:

@@ -7,14 +7,18 @@ what it raises of the same type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import weft
 from tests.cases import seed_of
+from tests.effort import EFFORT
 from tests.harness import held, local_part
 from tests.oracle import TOLERANCE, Held, check
 from weft import Layout, P, ShardTensor
@@ -36,6 +40,28 @@ WAYS: dict[str, tuple[dict[str, int], Any]] = {
     "half partial": ({"dp": 2, "tp": 2}, P("dp", partial={"tp": "sum"})),
 }
 """Name -> mesh, and a spec or the sizes of 5 rows over x."""
+
+HARD = ("empty", "both", "half partial")
+"""Those that ask most."""
+
+
+def ways_of(name: str, ways: Iterable[str] = WAYS) -> list[str]:
+    """The hard ones of these ways, and of the others as many as `EFFORT` says (1: all), drawn by
+    the name of a program; in their order."""
+    hard = [way for way in ways if way in HARD]
+    others = [way for way in ways if way not in HARD]
+    count = min(len(others), math.ceil(EFFORT * len(others)))
+    chosen = {*hard, *random.Random(seed_of(name)).sample(others, count)}
+    return [way for way in ways if way in chosen]
+
+
+def in_ways(programs: Iterable[Any], ways: Sequence[str] = tuple(WAYS)) -> list[Any]:
+    """Parameters `program, way` of a test: each program in its ways."""
+    return [
+        pytest.param(program, way, id=f"{program.__name__}-{way}")
+        for program in programs for way in ways_of(program.__name__, ways)
+    ]
+
 
 ALONE: dict[str, tuple[dict[str, int], Any]] = {"one rank": ({"x": 1}, P("x"))}
 """The same, of a mesh on which nothing can move."""

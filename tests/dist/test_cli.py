@@ -107,12 +107,12 @@ def test_a_rank_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:
 def test_a_mistake_of_all_ranks_is_said_once_and_briefly(tmp_path: Path) -> None:
     script = tmp_path / "mistake.py"
     script.write_text(MISTAKE)
-    done = start("run", "-n", "4", str(script), "4")
+    done = start("run", "-n", "2", str(script), "2")
     assert done.returncode == 1
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 28.0" for rank in range(4)]
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 28.0" for rank in range(2)]
     lines = done.stderr.splitlines()
     assert len(lines) < 15, done.stderr
-    assert {*re.findall(r"\d", lines[0].split(":")[0])} <= {*"0123"}
+    assert {*re.findall(r"\d", lines[0].split(":")[0])} <= {*"01"}
     assert lines[0].endswith(
         "Traceback (most recent call last; frames of weft and torch with WEFT_DEBUG=1):")
     frames = [line for line in lines if line.startswith("  File ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ import weft
 from tests.cases.autograd import PROGRAMS, WAYS, differences
 from tests.cases.backward import ragged_checkpoint, terms
 from tests.cases.own import own_ops
+from tests.effort import EFFORT
 from tests.gloo import GlooWorld
 from weft import Layout, LayoutError, Mesh, P, ShardTensor, WeftError
 from weft.errors import CommunicationError
@@ -151,10 +153,13 @@ def test_own_ops(gloo: GlooWorld) -> None:
             torch.testing.assert_close(one, due)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", PROGRAMS)
+ALL = list(itertools.product(PROGRAMS, WAYS))
+ONCE = list(zip(PROGRAMS, itertools.cycle(WAYS)))
+
+
+@pytest.mark.parametrize("kind, way", ALL if EFFORT >= 1 else ONCE)
 def test_autograd(gloo: GlooWorld, kind: str, way: str) -> None:
-    """All programs of the simulated tests."""
+    """All programs of the simulated tests, of each kind in one way, and all ways."""
     assert gloo.run(differences, MESH, kind, way) == [[]] * 4
 
 

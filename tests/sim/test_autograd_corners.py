@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import weft
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import WAYS, Make, agree, in_ways
 from weft import P
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
@@ -551,8 +551,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_corners(program: Any, way: str) -> None:
     agree(program, way)
 

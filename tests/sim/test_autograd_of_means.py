@@ -9,7 +9,7 @@ import torch
 
 import weft
 from tests.cases.autograd import PROGRAMS
-from tests.sharded import MEANS, agree
+from tests.sharded import MEANS, agree, in_ways
 from weft import LayoutError, P, ShardTensor, UnsupportedOpError
 
 ALL = [one for kind in ("autograd", "corners", "functions", "hooks") for one in PROGRAMS[kind]]
@@ -32,11 +32,8 @@ RAISE = {
 
 
 @pytest.mark.filterwarnings("ignore:.*no rule covers it.*:weft.WeftWarning")
-@pytest.mark.parametrize("way", MEANS)
-@pytest.mark.parametrize(
-    "program", [one for one in ALL if one.__name__ not in REFUSED | RAISE],
-    ids=lambda program: program.__name__,
-)
+@pytest.mark.parametrize("program, way", in_ways(
+    [one for one in ALL if one.__name__ not in REFUSED | RAISE], [*MEANS]))
 def test_means(program: Any, way: str) -> None:
     agree(program, way)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests import effort
 from tests.fuzz.draws import drawn
 from tests.fuzz.training import check
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", [
-    *range(12),
+    *effort.drawn(range(12)),
     2931,  # a checkpoint whose weights are gathered once for two graphs
     9336,  # a frozen weight in its own dtype under autocast, in a graph whose group has gone
 ])

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.cases.own import Product
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import Make, agree, in_ways
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -344,16 +344,18 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("ruled", "way"), [*((True, way) for way in WAYS), (False, "empty"), (False, "half partial")]
-)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_functions(program: Any, ruled: bool, way: str) -> None:
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
+def test_functions(program: Any, way: str) -> None:
     with ExitStack() as registered:
-        for op, pattern, options in RULES if ruled else ():
+        for op, pattern, options in RULES:
             weft.register_rule(op, pattern, **options)
             registered.callback(weft.unregister_rule, op)
         agree(program, way)
+
+
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS, ["empty", "half partial"]))
+def test_functions_without_rules(program: Any, way: str) -> None:
+    agree(program, way)
 
 
 @pytest.mark.parametrize("case", RULES, ids=lambda case: case[0].__name__)

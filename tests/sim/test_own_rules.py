@@ -445,10 +445,13 @@ def test_writes_come_back_to_operands_that_moved(factors: str, mode: str, way: s
 
 
 def test_rules_of_functions_that_write_are_checked() -> None:
-    for op, pattern in ((AddOne, "a b, a b -> a b"), (double_and_add, "a b, a b -> a b"),
-                        (nothing_back, "a! b, a! b -> a! b"), (add_into, "a b, a b -> a b")):
+    wide, line = (X[:, :4], X[:, 1:5]), (X[0, :4], X[0, 1:5])
+    for op, pattern, pair in (
+        (AddOne, "a b, a b -> a b", wide), (double_and_add, "a, a -> a", line),
+        (nothing_back, "a! b, a! b -> a! b", wide), (add_into, "a, a -> a", line),
+    ):
         with rule(op, pattern):
-            weft.testing.check_rule(op, X[:, :4] + 0, X[:, 1:5] + 0)
+            weft.testing.check_rule(op, *[one + 0 for one in pair])
     with rule(AddOne, "a b, a b -> a b", linear=[0]), pytest.raises(LayoutError, match="partial"):
         weft.testing.check_rule(AddOne, X + 0, X + 0)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import weft
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import Make, agree, in_ways
 from weft import P, Replicate, ShardTensor
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
@@ -492,8 +492,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_autograd(program: Any, way: str) -> None:
     agree(program, way)
 

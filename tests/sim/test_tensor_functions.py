@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
 
 import weft
 from tests.cases.backward import ragged_checkpoint
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import Make, agree, in_ways
 from weft import P
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
@@ -549,8 +549,7 @@ PROGRAMS = [
 
 
 @pytest.mark.filterwarnings("ignore:.*no rule covers it.*:weft.WeftWarning")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_functions(program: Any, way: str) -> None:
     agree(program, way)
 

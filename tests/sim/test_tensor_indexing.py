@@ -10,7 +10,7 @@ import torch
 
 import weft
 from tests.harness import ranks
-from tests.sharded import ALONE, WAYS, Make, agree
+from tests.sharded import ALONE, WAYS, Make, agree, in_ways
 from weft import P
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
@@ -119,8 +119,7 @@ PROGRAMS = [
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore::weft.WeftWarning")
-@pytest.mark.parametrize("way", [*WAYS, *ALONE])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS, [*WAYS, *ALONE]))
 def test_as_plain_tensors(program: Any, way: str) -> None:
     agree(program, way)
 

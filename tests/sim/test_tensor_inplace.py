@@ -11,7 +11,7 @@ from torch import Tensor
 
 import weft
 from tests.harness import ranks
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import Make, agree, in_ways
 from weft import P
 from weft.core import Layout, Mesh
 
@@ -102,8 +102,7 @@ PROGRAMS = [every_op, operators, windows, a_chain]
 
 
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_as_plain_tensors(program: Any, way: str) -> None:
     agree(program, way)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import weft
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import Make, agree, in_ways
 from weft import P, ShardTensor, UnsupportedOpError
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
@@ -371,8 +371,7 @@ def test_gradients_of_a_graph_from_before_the_data_was_laid_anew() -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:new_empty_strided.*:weft.WeftWarning")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_life(program: Any, way: str) -> None:
     agree(program, way)
 

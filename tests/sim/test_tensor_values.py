@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from tests.sharded import WAYS, Make, agree
+from tests.sharded import Make, agree, in_ways
 from weft import P, Partial, ShardTensor
 from weft.transport import traffic
 
@@ -183,8 +183,7 @@ PROGRAMS = [
 
 
 @pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_values(program: Any, way: str) -> None:
     agree(program, way)
 
