@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import weft
@@ -152,6 +153,22 @@ def test_groups_are_of_modules_that_run(name: str) -> None:
     make, due = LISTS[name]
     found = {path for path, _, _ in policies_of(nn.ModuleDict({"all": make()}), None)}
     assert found == {"", *[f"all.{one}" for one in due.split()]}
+
+
+@ranks(dp=3)
+def test_parametrized_weights_are_in_the_group_of_their_module(mesh: Any) -> None:
+    plain, model = Model(), Model()
+    for one in (plain, model):
+        weight_norm(one.token)
+        weight_norm(one.block[1])
+    assert [path for path, _, _ in policies_of(model, None)] == ["", "block.0", "block.1"]
+    weft.distribute_module(model, mesh, shardings={"*": P("dp")})
+    step(plain, IDS)
+    with weft.explain() as log:
+        step(model, weft.distribute_tensor(IDS, mesh, P("dp")))
+    same_gradients(model, plain)
+    moved = {event.op for event in log.events if event.op.startswith("parameters")}
+    assert moved == {f"parameters of {one}" for one in ("the module", "block.0", "block.1")}
 
 
 @pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replicated"])

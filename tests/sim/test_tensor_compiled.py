@@ -103,6 +103,7 @@ def test_a_whole_graph_is_refused_with_a_ShardTensor(held: str) -> None:
   Rule: ops on ShardTensors run eagerly, so the graph ends at each of them.
   Offenders: Linear
   Fix: torch.compile without fullgraph, or of what runs on local tensors
+       for code of others: torch.compiler.set_stance("force_eager")
        for flex_attention: F.scaled_dot_product_attention(attn_mask=...)"""
 
     def on_rank(mesh: Any) -> None:
@@ -116,6 +117,18 @@ def test_a_whole_graph_is_refused_with_a_ShardTensor(held: str) -> None:
             with pytest.raises(weft.UnsupportedOpError) as caught:
                 whole(x)
             assert str(caught.value) == told
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_a_whole_graph_that_calls_a_method_is_refused() -> None:
+    """The compiler knows no methods of the class: as in the optimizers of torchao."""
+    torch._dynamo.reset()
+
+    def on_rank(mesh: Any) -> None:
+        double = torch.compile(lambda x: x.float() * 2, backend="eager", fullgraph=True)
+        with pytest.raises(weft.UnsupportedOpError, match="fullgraph=True"):
+            double(weft.distribute_tensor(X, mesh, P("x")))
 
     weft.testing.run(on_rank, mesh={"x": 2})
 

@@ -33,6 +33,16 @@ def odd(mesh: Any, usual: Any, other: Any) -> Any:
     return other if mesh.rank == 2 else usual
 
 
+class Named(Tensor):
+    """Plain memory under another name."""
+
+
+class Packed(Tensor):
+    """Stands for a quantized weight of another library, which holds tensors of its own."""
+
+    def __tensor_flatten__(self) -> Any: ...
+
+
 TENSORS: dict[str, Any] = {
     "shape": (lambda m: (torch.ones(odd(m, 4, 6), 3), P("dp")), "f32[6@dp, 3]"),
     "dims": (lambda m: (torch.ones(odd(m, (4, 3), (4,))), P("dp")), "f32[4@dp]"),
@@ -48,6 +58,8 @@ TENSORS: dict[str, Any] = {
     "too many dims cut": (lambda m: (odd(m, torch.ones(2, 2), torch.ones(2)), P(None, "dp")), ""),
     "sparse": (lambda m: (odd(m, torch.ones(2), torch.ones(2).to_sparse()), P()),
                "distribute_tensor(tensor): it is torch.float32 of torch.sparse_coo"),
+    "packed": (lambda m: (odd(m, torch.ones(2), torch.ones(2).as_subclass(Packed)), P()),
+               "distribute_tensor(tensor): it is of class Packed"),
 }
 
 
@@ -254,3 +266,18 @@ def test_a_local_tensor_comes_to_the_device_of_the_mesh() -> None:
         return x.device.type, x.to_local().device.type, meta.device.type
 
     assert weft.testing.run(on_rank, 4) == [("meta",) * 3] * 4
+
+
+@ranks(dp=2)
+def test_a_module_with_weights_of_a_class_of_their_own_is_refused(mesh: Any) -> None:
+    module = nn.Linear(3, 4)
+    module.bias = nn.Parameter(torch.ones(4).as_subclass(Packed))
+    with pytest.raises(WeftError, match="bias: it is of class Packed, with data of its own"):
+        weft.distribute_module(module, mesh, shardings={"*": P("dp")})
+    assert type(module.weight) is nn.Parameter
+
+
+@ranks(dp=2)
+def test_the_block_of_a_subclass_is_plain_on_the_source_too(mesh: Any) -> None:
+    x = weft.distribute_tensor(torch.ones(4).as_subclass(Named), mesh, P("dp"))
+    assert type(x.to_local()) is Tensor

@@ -201,10 +201,15 @@ def test_texts() -> None:
         "       for a file: safetensors.torch.save_file, save_pretrained and "
         "torch.distributed.checkpoint, called on all ranks",
     ]
+    indices = torch.tensor([[0, 1, 2]])
+    for make in (lambda x: torch.sparse_coo_tensor(indices, x, (4,)),
+                 lambda x: torch.sparse_coo_tensor(x[None].long(), torch.ones(3), (4,))):
+        said = refusal(lambda x, make=make: make(x[:3, 0]))
+        assert "as of torch.sparse_coo_tensor): a ShardTensor holds indices or values" in said[0]
     assert refusal(TRANSFORMS["functionalize"]) == [
         "aten.mul.Tensor: a ShardTensor reached torch's dispatcher below autograd.",
-        "  Rule: weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x) and some "
-        "of torch.func pass it by.",
+        "  Rule: weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x), some of "
+        "torch.func and tensor classes of other libraries pass it by.",
         "  Offenders: ShardTensor",
         "  Fix: use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() and "
         "plain torch",

@@ -36,9 +36,8 @@ def _string(call: Call, few: bool = False) -> str | None:
     if call.get("enable_gqa") and key[-3] != value[-3]:
         return None
     grouped = call.get("enable_gqa") and key[-3] not in (0, 1, shape[-3])
-    lead = (*shape[:-3], key[-3]) if grouped else shape[:-2]
     # torch gives the query's own shape back where there is nothing to attend from or to.
-    some = ">0" if query[:-2] != shape[:-2] or not key[:-2] == value[:-2] == lead else ""
+    some = ">0" if query[:-2] != shape[:-2] else ""
     queries, keys = [f"...{some}"], f"...{some}"
     if grouped:
         queries, keys = [*queries, "h" if few else f"(g{some} r)"], f"{keys} {'g!' if few else 'g'}"

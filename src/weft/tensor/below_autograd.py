@@ -24,11 +24,18 @@ def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpErr
     """The error of an op there."""
     if sends(func):
         return refusal(func, [])
+    kinds = [str(kind.__name__) for kind in types]
+    if "sparse_" in str(func):
+        return UnsupportedOpError(
+            f"{func} (as of torch.sparse_coo_tensor)", "a ShardTensor holds indices or values",
+            "ShardTensors are dense, and so is what a sparse tensor is made of on each rank", kinds,
+            "torch.sparse_coo_tensor(indices, x.full_tensor(), size), of plain indices\n"
+            "a dense one: weft.zeros(size, mesh=mesh).index_put(tuple(indices), x)")
     return UnsupportedOpError(
         f"{func}{_ASKED_BY.get(str(func), '')}",
         "a ShardTensor reached torch's dispatcher below autograd",
-        "weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x) and some of "
-        "torch.func pass it by", [str(kind.__name__) for kind in types],
+        "weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x), some of "
+        "torch.func and tensor classes of other libraries pass it by", kinds,
         "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
         "and plain torch\n"
         "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the "

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from weft.errors import LayoutError, ShardTypeError
 
@@ -85,8 +86,10 @@ def policies_of(
 
 def _members(module: nn.Module, above: str) -> Iterator[tuple[str, nn.Module]]:
     """The outermost members of the lists in a module. What has no forward is a list, too. A list of
-    such lists only names them: its other members are as if they were attributes of the module."""
-    named = [(f"{above}.{name}" if above else name, part) for name, part in module.named_children()]
+    such lists only names them: its other members are as if they were attributes of the module.
+    Lists of parametrizations hold what a module's own weights consist of: they are no parts."""
+    named = [(f"{above}.{name}" if above else name, part) for name, part in module.named_children()
+             if not (name == "parametrizations" and is_parametrized(module))]
     is_list = isinstance(module, _LISTS) or not _runs(module)
     is_list = is_list and all(_runs(part) or not part._modules for _, part in named)
     for path, part in named:

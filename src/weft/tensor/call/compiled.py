@@ -24,7 +24,7 @@ __all__ = ["compile_without_weft", "unseen"]
 
 _TOLD: set[str] = set()
 
-_SIGNS = (str(Path(__file__).parents[2]), ShardTensor.__torch_function__.__qualname__)
+_SIGNS = (str(Path(__file__).parents[2]), ShardTensor.__name__)
 """What TorchDynamo names when it meets a ShardTensor."""
 
 
@@ -60,6 +60,7 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
                 "ops on ShardTensors run eagerly, so the graph ends at each of them",
                 [name],
                 "torch.compile without fullgraph, or of what runs on local tensors\n"
+                "for code of others: torch.compiler.set_stance(\"force_eager\")\n"
                 "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)") from None
 
     return run

@@ -118,7 +118,7 @@ def distributed_alike(
     layouts = {name: layout for name, (_, layout) in tensors.items()}
     given = {name: one for name, one in tensors.items() if not is_foreign(one[0])}
     for name, (tensor, _) in given.items():
-        check_given(tensor, f"{call}: {name}")
+        _check_source(tensor, f"{call}: {name}")
         _check_history(tensor, f"{call}: {name}")
     facts = [facts_of(name, *one) for name, one in given.items()]
     sends = source is not None and not all(tensor.is_meta for tensor, _ in given.values())
@@ -142,7 +142,7 @@ def _laid_out(
         local = tensor.detach().new_empty(0)
         return leaf(local, mesh, layout, tensor.requires_grad, strides)
     order, turned = _turned(layout, strides)
-    full = tensor.detach() if order is None else tensor.detach().permute(order)
+    full = _values(tensor) if order is None else _values(tensor).permute(order)
     if full.is_meta and mesh.device.type != "meta":  # nothing to send
         local = full.new_empty(turned.local_shape_at(mesh.here))
     elif source is None or mesh.device.type == "meta":  # or each rank takes its own
@@ -158,7 +158,7 @@ def _described(
     """Its layout, or why there is none."""
     try:
         check_tensor(tensor, call)
-        check_given(tensor, call)
+        _check_source(tensor, call)
         if source is not None:
             _check_history(tensor, call)
         return as_layout(mesh, tensor.shape, placements, _PLACEMENTS), None
@@ -168,6 +168,27 @@ def _described(
 
 def _has_history(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is not None and torch.is_grad_enabled()
+
+
+def _check_source(tensor: torch.Tensor, call: str) -> None:
+    """Raise if the blocks of a tensor are no plain tensors.
+
+    Raises:
+        UnsupportedOpError: it is sparse, nested or quantized, or of a class with data of its own:
+            the source would keep a block of that class, and others receive numbers.
+    """
+    check_given(tensor, call)
+    if hasattr(tensor, "__tensor_flatten__"):
+        kind = type(tensor).__name__
+        raise UnsupportedOpError(
+            call, f"it is of class {kind}, with data of its own",
+            "a ShardTensor's blocks are plain tensors", [kind],
+            "the plain tensor, before a library converts it")
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values as a plain tensor: another class would be that of the source's block alone."""
+    return tensor.detach().as_subclass(torch.Tensor)
 
 
 def _check_history(tensor: torch.Tensor, call: str) -> None:
@@ -266,11 +287,11 @@ def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
                 call, f"it is distributed already, as {what}",
                 "the source has the full tensor, a plain torch.Tensor", [what],
                 "x.redistribute(mesh, placements)")
-        check_given(tensor, call)
+        _check_source(tensor, call)
         _check_history(tensor, call)
     except WeftError as error:
         return None, error
-    return tensor.detach(), None
+    return _values(tensor), None
 
 
 def _told(
