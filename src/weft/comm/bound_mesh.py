@@ -41,6 +41,8 @@ class World(ABC):
     rank: int
     size: int
     debug: Switch = PROCESS
+    global_mesh: Any = None
+    """That of calls without one: of a simulated rank, or of all that are processes (`init`)."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

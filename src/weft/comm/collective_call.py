@@ -70,6 +70,7 @@ _FACTS = {
 _SHOWN = 160
 """Characters of a list of facts in a message."""
 
+
 class Switch:
     """Whether debug mode is on: one for a process, one for each simulated rank."""
 

@@ -244,18 +244,9 @@ def current_mesh() -> BoundMesh | None:
     return None if mesh is None else as_bound_mesh(mesh)
 
 
-class _Process:
-    """This process, outside of simulated ranks."""
-
-    global_mesh: Any = None
-
-
-_process = _Process()
-
-
-def _holder() -> Any:
+def _holder() -> World:
     """The owner of a global mesh: the process, with all of its threads, or a simulated rank."""
-    return _made_up() or _process
+    return _made_up() or _solo
 
 
 def set_global_mesh(mesh: MeshLike | None) -> None:

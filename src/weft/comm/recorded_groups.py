@@ -231,4 +231,3 @@ class RecordedGroup(dist.ProcessGroup):
             with _disable_current_modes():
                 value = value.reshape(x.shape)
             self.world.learn(x, value)
-

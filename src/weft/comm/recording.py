@@ -60,8 +60,6 @@ class RecordingWorld(World):
     Meshes with the axes of `mesh`, whatever their sizes, stand for it.
     """
 
-    global_mesh: Any = None
-
     def __init__(self, rank: int, mesh: Mesh) -> None:
         super().__init__(rank, mesh.size())
         self.mesh, self.debug = mesh, Switch(False)

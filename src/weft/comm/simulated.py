@@ -68,8 +68,6 @@ class _RollCall:
 class SimulatedWorld(World):
     """The simulated ranks of one run, seen from one of them."""
 
-    global_mesh: Any = None
-
     def __init__(self, baton: Baton, runner: Runner, debug: bool) -> None:
         super().__init__(runner.rank, len(baton.runners))
         self.baton, self.runner, self.debug = baton, runner, Switch(debug)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from weft.errors import LayoutError
 
@@ -102,6 +103,7 @@ def dtype_name(text: str, call: str = "dtype") -> str:
     return name
 
 
+@lru_cache(maxsize=64)
 def itemsize(dtype: str) -> int:
     """Bytes per element.
 

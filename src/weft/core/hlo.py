@@ -17,11 +17,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from weft.core.mesh import Mesh
+from weft.core.mesh import Mesh, row_major
 from weft.errors import PlacementError, ShardTypeError
 
 __all__ = [
-    "TileAssignment", "check_expressible", "read", "read_sizes", "read_tiles", "tile_assignment",
+    "Digits", "TileAssignment", "check_expressible", "merged", "read", "read_sizes", "read_tiles",
+    "tile_assignment",
 ]
 
 Digits = tuple[tuple[int, int], ...]
@@ -70,7 +71,8 @@ class TileAssignment:
     def _iota(self) -> str:
         digits = self.positions if self.mesh.ranks is None else _compress(self.devices)
         radix = sorted(digits or (), key=lambda digit: -digit[1])
-        if digits is None or not _is_radix(radix):
+        strides = tuple([stride for _, stride in radix])
+        if digits is None or strides != row_major([size for size, _ in radix]):
             raise PlacementError(
                 "hlo_sharding(version=2)", f"the {self.mesh.size()} device ids of "
                 f"{self.mesh} are no transposed iota",
@@ -103,7 +105,7 @@ def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment
     cutting = [axis for axes in dims for axis in axes]
     order = cutting + [axis for axis in range(mesh.ndim) if axis not in cutting]
     tiles = tuple(math.prod(mesh.axis_sizes[axis] for axis in axes) for axes in dims)
-    positions = _merge((mesh.axis_sizes[axis], mesh.axis_strides[axis]) for axis in order)
+    positions = merged((mesh.axis_sizes[axis], mesh.axis_strides[axis]) for axis in order)
     return TileAssignment(mesh, tiles, mesh.size() // math.prod(tiles), positions)
 
 
@@ -241,7 +243,7 @@ def _permuted(match: re.Match[str]) -> Digits | None:
     order = _numbers(match["order"]) if match["order"] else list(range(len(sizes)))
     if sorted(order) != list(range(len(sizes))):
         return None
-    return _merge((sizes[place], math.prod(sizes[place + 1 :])) for place in order)
+    return merged((sizes[place], math.prod(sizes[place + 1 :])) for place in order)
 
 
 def _positions(match: re.Match[str], mesh: Mesh, replicas: int) -> Digits | None:
@@ -299,16 +301,21 @@ def _axes_of_digit(mesh: Mesh, size: int, stride: int) -> list[int] | None:
     return axes if top == stride and size > 1 else None
 
 
-def _merge(digits: Iterable[tuple[int, int]]) -> Digits:
-    merged: list[tuple[int, int]] = []
+def merged(digits: Iterable[tuple[int, int]]) -> Digits:
+    """The same sums by fewer digits, in the given order.
+
+    >>> merged([(3, 16), (4, 2), (2, 1)])
+    ((3, 16), (8, 1))
+    """
+    out: list[tuple[int, int]] = []
     for size, stride in digits:
         if size == 1:
             continue
-        if merged and merged[-1][1] == size * stride:
-            merged[-1] = (merged[-1][0] * size, stride)
+        if out and out[-1][1] == size * stride:
+            out[-1] = (out[-1][0] * size, stride)
         else:
-            merged.append((size, stride))
-    return tuple(merged)
+            out.append((size, stride))
+    return tuple(out)
 
 
 def _expand(digits: Digits) -> list[int]:
@@ -331,15 +338,6 @@ def _compress(values: Sequence[int]) -> Digits | None:
         digits.insert(0, (size, stride))
         values = values[::size]
     return tuple(digits)
-
-
-def _is_radix(digits: Sequence[tuple[int, int]]) -> bool:
-    below = 1
-    for size, stride in reversed(digits):
-        if stride != below:
-            return False
-        below *= size
-    return True
 
 
 def _numbers(text: str) -> list[int]:

@@ -268,6 +268,11 @@ class Layout(AsPicture):
     def sharded_axes(self) -> tuple[int, ...]:
         return tuple(sorted(axis for axes in self.dims for axis in axes))
 
+    @property
+    def free_axes(self) -> tuple[int, ...]:
+        """The axes over which the tensor is replicated."""
+        return tuple(axis for axis in range(self.mesh.ndim) if self.on(axis) is None)
+
     # The box that each position holds.
 
     def num_shards(self, dim: int) -> int:
@@ -296,11 +301,8 @@ class Layout(AsPicture):
         return any(0 in self.sizes_of(dim) for dim, axes in enumerate(self.dims) if axes)
 
     def shard_index(self, dim: int, coordinate: Sequence[int]) -> int:
-        """Which shard of a dim a mesh coordinate holds: mixed radix over the dim's axes."""
-        index = 0
-        for axis in self.dims[dim]:
-            index = index * self.mesh.axis_sizes[axis] + coordinate[axis]
-        return index
+        """Which shard of a dim a mesh coordinate holds."""
+        return self.mesh.place_along(self.dims[dim], coordinate)
 
     def interval(self, dim: int, index: int) -> tuple[int, int]:
         """(start, stop) of shard `index` of a dim."""

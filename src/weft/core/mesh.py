@@ -19,7 +19,7 @@ from weft.core.integers import integers, listed
 from weft.core.names import also_called
 from weft.errors import MeshError, ShardTypeError
 
-__all__ = ["AxisName", "Mesh", "as_mesh"]
+__all__ = ["AxisName", "Mesh", "as_mesh", "row_major"]
 
 AxisName = str | int
 
@@ -70,7 +70,7 @@ class Mesh:
             raise _names_apart(axes, ranks, *more)
         names, sizes = _parse_axes(axes)
         self.axis_names, self.axis_sizes = names, sizes
-        self.axis_strides = _row_major(sizes)
+        self.axis_strides = row_major(sizes)
         self.ranks = None if ranks is None else self._check_ranks(ranks)
         self._hash = hash((names, sizes, self.ranks))
         self._positions = _positions(self.ranks, math.prod(sizes))
@@ -186,6 +186,14 @@ class Mesh:
             ]
         return out
 
+    def place_along(self, axes: Iterable[int], coordinate: Sequence[int]) -> int:
+        """The place of a coordinate among those that differ only in some axes, the first of which
+        is the major one."""
+        place = 0
+        for axis in axes:
+            place = place * self.axis_sizes[axis] + coordinate[axis]
+        return place
+
     def position(self, coordinate: Sequence[int]) -> int:
         """The position of a coordinate."""
         return sum(digit * stride for digit, stride in zip(coordinate, self.axis_strides))
@@ -242,7 +250,7 @@ class Mesh:
         all_names = self.mesh_dim_names
         named = sizes if all_names is None else {all_names[axis]: self.axis_sizes[axis]
                                                  for axis in axes}
-        if self.ranks is None and first == 0 and strides == _row_major(sizes):
+        if self.ranks is None and first == 0 and strides == row_major(sizes):
             return Mesh(named)
         digits = [range(0, size * stride, stride) for size, stride in zip(sizes, strides)]
         return Mesh(
@@ -376,5 +384,6 @@ def _positions(ranks: tuple[int, ...] | None, size: int) -> range | dict[int, in
     return {device: place for place, device in enumerate(ranks)}
 
 
-def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The strides of axes of these sizes, the last of them the fastest."""
     return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))

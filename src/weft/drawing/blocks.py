@@ -16,7 +16,8 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from weft.core import Layout, Mesh
-from weft.drawing.ranks import LISTED, Digits, RankSet, nth, rank_set
+from weft.core.hlo import Digits
+from weft.drawing.ranks import LISTED, RankSet, nth, rank_set
 
 __all__ = ["Band", "Cell", "Grid", "Limits", "bands", "grid"]
 
@@ -254,8 +255,7 @@ def _block(layout: Layout, chosen: Sequence[Band]) -> Cell:
     mesh = layout.mesh
     along = _digits(mesh, range(mesh.ndim))
     partial = [axis for axis, kind in enumerate(layout.partial) if kind]
-    free = {*range(mesh.ndim)} - {*layout.sharded_axes, *partial}
-    digits = [along[axis] for axis in sorted(free)]
+    digits = [along[axis] for axis in layout.free_axes]
     listed: list[tuple[Digits, range]] = []
     for dim, band in enumerate(chosen):
         of_dim = _digits(mesh, layout.dims[dim])

@@ -181,4 +181,3 @@ def _scene(drawn: Layout | Plan, dtype: str | None) -> Scene:
     first, *rest = str(drawn).splitlines()
     below = [line.strip() for line in rest]
     return joined(figure(src, colours), figure(dst, colours), first, below)
-

@@ -86,13 +86,12 @@ def _shards_text(layout: Layout, dim: int, count: int) -> str:
 
 def _axes_notes(layout: Layout) -> list[tuple[str, str]]:
     mesh = layout.mesh
-    cut = {*layout.sharded_axes}
-    copies = [axis for axis in range(mesh.ndim) if axis not in cut and not layout.partial[axis]]
+    copies = layout.free_axes
     out: list[tuple[str, str]] = []
     if copies:
         number = math.prod(mesh.axis_sizes[axis] for axis in copies)
         what = "the whole tensor"
-        if layout.is_partial or cut:
+        if layout.is_partial or layout.sharded_axes:
             what = "each partial value" if layout.is_partial else "each block"
         out.append(("copies", f"{what} on {_ranks_text(number)}, over {_names(mesh, copies)}"))
     kinds: dict[str, list[int]] = {}

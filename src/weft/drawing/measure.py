@@ -24,4 +24,3 @@ def shares(sizes: Sequence[float], total: float, least: Sequence[float]) -> list
         if not small:
             return [fixed.get(place, want.get(place, 0)) for place in range(len(sizes))]
         fixed |= small
-

@@ -12,11 +12,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from weft.core import Mesh
+from weft.core.hlo import Digits, merged
 
-__all__ = ["LISTED", "Digits", "RankSet", "merged", "nth", "rank_set", "ranks_text"]
-
-Digits = tuple[tuple[int, int], ...]
-"""(count, stride) pairs: all sums of one multiple of each stride, below its count."""
+__all__ = ["LISTED", "RankSet", "nth", "rank_set", "ranks_text"]
 
 _FEW = 6
 """The number of runs up to which they are named one by one."""
@@ -55,7 +53,7 @@ class RankSet(NamedTuple):
 
 def rank_set(mesh: Mesh, bases: Sequence[int], digits: Iterable[tuple[int, int]]) -> RankSet:
     """The device ids at the positions that are a base plus a sum of `digits`."""
-    digits = merged(digits)
+    digits = merged(sorted(digits, key=lambda digit: -digit[1]))
     count = math.prod(size for size, _ in digits)
     if mesh.ranks is None and len(bases) == 1:
         return _arithmetic(bases[0], digits, count)
@@ -86,23 +84,6 @@ def nth(digits: Digits, number: int) -> int:
         number, digit = divmod(number, size)
         total += digit * stride
     return total
-
-
-def merged(digits: Iterable[tuple[int, int]]) -> Digits:
-    """The same sums by fewer digits, in descending order of strides.
-
-    >>> merged([(2, 1), (4, 2), (3, 16)])
-    ((3, 16), (8, 1))
-    """
-    out: list[tuple[int, int]] = []
-    for size, stride in sorted(digits, key=lambda digit: -digit[1]):
-        if size == 1:
-            continue
-        if out and out[-1][1] == size * stride:
-            out[-1] = (out[-1][0] * size, stride)
-        else:
-            out.append((size, stride))
-    return tuple(out)
 
 
 def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:

@@ -31,6 +31,7 @@ __all__ = [
     "PrepareModuleOutput", "has_hook",
 ]
 
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A spec for some mesh axes (numbers) alone. The rest of a layout stays.

@@ -23,7 +23,6 @@ from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 __all__ = ["PAGE"]
 
 
-
 @lru_cache(maxsize=256)
 def _taps(before: int, after: int, dtype: torch.dtype) -> Taps:
     """The taps of a mean over each part."""

@@ -90,7 +90,6 @@ def _with_dropout(
     return torch.dropout(weights, p, True) @ value
 
 
-
 def _repeated(heads: Tensor, num: int) -> Tensor:
     """Each head as often as queries share it."""
     *lead, count, length, width = heads.shape

@@ -90,7 +90,6 @@ def _roll_on_box(call: Call, boxed: Boxed) -> OnRank:
     return roll, boxed.args, boxed.kwargs
 
 
-
 # Pads.
 
 

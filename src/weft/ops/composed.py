@@ -18,8 +18,6 @@ from weft.rules import op, page
 __all__ = ["PAGE"]
 
 
-
-
 def _increasing(x: Tensor, num: int) -> Tensor:
     lines = x.unsqueeze(-1).expand(*x.shape, max(num - 1, 0)).cumprod(-1)
     return torch.cat([lines.new_ones(*x.shape, min(num, 1)), lines], -1)
@@ -32,8 +30,6 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:
         return NotImplemented
     powers = _increasing(x if num > 1 else x.detach(), num)
     return powers if increasing else powers.flip(1)
-
-
 
 
 def _addbmm(

@@ -32,7 +32,6 @@ def num_positions(call: Call) -> int:
     return int(call.op.split(".")[1][-2])
 
 
-
 def _pads(call: Call) -> list[tuple[int, int]]:
     """Per dim of positions, how many zeros stand before and behind."""
     kernel = call.tensors[1].shape[2:]
@@ -115,7 +114,6 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
 
         return padded, (x, weight, bias, stride, [0] * num, dilation, groups), {}
     return function, (x, weight, bias, stride, [pad for pad, _ in pads], dilation, groups), {}
-
 
 
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {

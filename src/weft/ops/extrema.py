@@ -154,6 +154,7 @@ _MAX, _MIN = (rule(extreme_text(largest), along="dim") for largest in (True, Fal
 _PLACES = rule("... s~ -> ..., ...", along="dim")
 _PLACE = rule("... s~ -> ...", along="dim")
 
+
 def _of_some(name: str) -> Callable[..., Tensor | None]:
     """Refuse empty tensors, which have no extremum; torch's meta kernels do not check."""
     def form(x: Tensor) -> None:

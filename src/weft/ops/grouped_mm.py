@@ -118,4 +118,3 @@ def result(
     shape = torch.ops.aten._grouped_mm.default(like(a), like(b), offs).shape
     padded = -(-shape[-1] // line) * line if torch.version.cuda else shape[-1]
     return a.new_empty((*shape[:-1], padded)).narrow(-1, 0, shape[-1])
-

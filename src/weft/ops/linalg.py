@@ -48,8 +48,6 @@ def _solve_ex_lu(call: Call, wants_grad: Any) -> str | None:
     return None if found is None else f"{found.replace('n>0', 'n!')}, ... i i, ... i!, ..."
 
 
-
-
 def _factors(x: Tensor) -> tuple[Tensor, Tensor] | None:
     """The factors of a matrix lie column by column; torch has no meta kernel."""
     if x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):

@@ -321,6 +321,7 @@ _ELEMENTS = """
     binary_cross_entropy binary_cross_entropy_with_logits
 """
 
+
 def _nll_forward(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:

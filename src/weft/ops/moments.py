@@ -113,7 +113,6 @@ def _widened(x: Tensor) -> Tensor:
     return x.to(real.to_complex() if x.is_complex() else real)
 
 
-
 def _nanmean(
     x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 from weft.core import Layout
 from weft.rules import Call, Decision
 
-__all__ = ["groups", "nested"]
+__all__ = ["groups", "nested", "viewed"]
 
 Placed = tuple[tuple[int, ...], tuple[int, ...] | None]
 """The axes that shard a dim, and its cuts."""
@@ -70,11 +70,17 @@ def nested(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision |
         return None  # a rule says it
     out = Layout.make(layout.mesh, result.shape, [axes for axes, _ in placed],
                       [cuts for _, cuts in placed], layout.partial)
+    return viewed(call, layout, out, _OPS.get(call.op))
+
+
+def viewed(call: Call, layout: Layout, result: Layout, op: str | None) -> Decision:
+    """The view of each block in the shape that the result gives it."""
+    source = call.tensors[0]
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (source, list(out.local_shape_at(coordinate))), {}
+        return (source, list(result.local_shape_at(coordinate))), {}
 
-    return Decision((layout,), (out,), args, _OPS.get(call.op))
+    return Decision((layout,), (result,), args, op)
 
 
 _OPS = {

@@ -270,13 +270,13 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 _SHAPE = Last("normalized_shape")
 
+
 def _batch_norm_result(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
     """Contiguous, or with channels last if the input is; torch's meta kernel keeps any strides."""
     if x.is_contiguous():
         return None
     out = torch.ops.aten.batch_norm.default(x, *args, **kwargs)
     return torch.empty_like(out, memory_format=suggest_memory_format(x))
-
 
 
 def _layer_norm_result(

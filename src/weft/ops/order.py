@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
+from weft.core.dtypes import itemsize
 from weft.ops.extrema import shared
 from weft.ops.sorting.sort import Sorting, as_rows, narrowed
 from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
@@ -81,17 +82,12 @@ def _are_few(call: Call) -> bool:
     first, *others = dims
     if others or not _can_move(layout, first):
         return True
-    row_nbytes = layout.shape[first] * _itemsize(call)
+    row_nbytes = layout.shape[first] * itemsize(call.tensors[0].dtype)
     return row_nbytes > _NUM_SHOWN * 8 * layout.num_shards(first) ** 2
 
 
 _NUM_SHOWN = 3 * 64
 """Samples of a row that each shard shows, over a few rounds."""
-
-
-def _itemsize(call: Call) -> int:
-    """Bytes per element of the first operand."""
-    return getattr(torch, call.tensors[0].dtype).itemsize
 
 
 # Sorts.
@@ -141,8 +137,8 @@ def _is_small(call: Call) -> bool:
     if not sharded_along(call, -1):
         return True
     (layout,), k, dim = call.layouts, call.get("k"), call.get("dim", -1)
-    ranks, itemsize = layout.num_shards(dim), _itemsize(call)
-    return (ranks - 1) * k * (itemsize + 8) <= layout.shape[dim] / ranks * (itemsize + 4)
+    ranks, nbytes = layout.num_shards(dim), itemsize(call.tensors[0].dtype)
+    return (ranks - 1) * k * (nbytes + 8) <= layout.shape[dim] / ranks * (nbytes + 4)
 
 
 def _cut_off(x: Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Any:

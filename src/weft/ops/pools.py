@@ -78,8 +78,6 @@ def _pool(num: int) -> Callable[[Call, Sequence[bool]], str]:
     return text
 
 
-
-
 def _on_box(num: int) -> OnBox:
     def on_box(call: Call, boxed: Boxed) -> OnRank:
         """The pool without padding along dims of which boxes were fetched."""

@@ -20,7 +20,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Local, replicated
 from weft.ops.idle import unless_idle
-from weft.ops.indexing.index_layouts import index_layout, unused
+from weft.ops.indexing.index_layouts import index_layout
 from weft.ops.indexing.row_exchange import Units, from_front, outside
 from weft.ops.indexing.rows import (
     as_rows,
@@ -100,7 +100,7 @@ def _read(
         ((*one.shape, *[1 for _ in beside]), (*one.dims, *[() for _ in beside]),
          (*one.cuts, *[None for _ in beside])) for one in indices
     ]
-    places = index_layout(x, named, shape, spread, unused(x))
+    places = index_layout(x, named, shape, spread, x.free_axes)
     kept = [dim for dim in range(x.ndim) if dim not in named]
     result = x.take(kept).insert(first, places.parted)
     if _whole_is_cheaper(x, named, result, cutting):
@@ -201,7 +201,7 @@ def _gather(
     count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
     if count == 1 or index.shape[dim] < count:  # partial values take no more bytes
         return None if x.is_partial else _gather_few(x, index, dim)
-    x, places = element_layouts(x, index.shape, dim, [index], [index], unused(x))
+    x, places = element_layouts(x, index.shape, dim, [index], [index], x.free_axes)
     result = places.parted.replace(partial=x.partial)
     if _whole_is_cheaper(x, range(x.ndim), result, cutting):
         return None

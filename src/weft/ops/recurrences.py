@@ -28,6 +28,7 @@ from weft.transport import Shards, traffic
 
 __all__ = ["RULE", "recurrence"]
 
+
 def recurrence(
     a: Tensor, b: Tensor, dim: int, initial: Tensor | None, reverse: bool
 ) -> Tensor:

@@ -121,6 +121,7 @@ def _truth_rule(of_bools: str, of_bytes: str) -> Text:
 _EACH = rule("... -> ...", serves=lambda call: call.get("dim") in ((), []))
 """`all` and `any` over no dims: of each element."""
 
+
 def of_all(overload: Any) -> Callable[..., Tensor | None]:
     """Reductions of which torch's meta kernels take no dims for none, and the others for all."""
     def form(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:

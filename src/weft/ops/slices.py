@@ -260,7 +260,6 @@ def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision
 # Compositions.
 
 
-
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """A `slice_scatter` of one slice: any dim may be sharded; only the slice is sent."""
     length = x.shape[dim]

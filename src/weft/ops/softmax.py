@@ -17,27 +17,27 @@ from weft.transport import Shards
 __all__ = ["PAGE", "log_softmax"]
 
 
-def _shifted(shards: Shards, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """x minus the maximum over all shards, and that maximum."""
+def _shifted(shards: Shards, x: Tensor, dim: int, dtype: Any) -> tuple[Tensor, Tensor, Any]:
+    """x, of this dtype or its own, minus the maximum over all shards; that maximum; the dtype."""
+    dtype = x.dtype if dtype is None else dtype
+    x = x.to(dtype).to(wide(dtype))
     fixed = x.detach()
     own = fixed.amax(dim, keepdim=True) if x.shape[dim] else empty_summary(
         fixed, (dim,), x.dtype) - torch.inf
     largest = shards.pmax(own)
-    return x - largest, largest
+    return x - largest, largest, dtype
 
 
 def _softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """exp(x - max) / sum exp(x - max)."""
-    dtype = x.dtype if dtype is None else dtype
-    shifted, _ = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
+    shifted, _, dtype = _shifted(shards, x, dim, dtype)
     exp = shifted.exp()
     return (exp / shards.psum(exp.sum(dim, keepdim=True))).to(dtype)
 
 
 def _safe_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """exp(x - max) / sum exp(x - max); zeros for rows that contain only -inf."""
-    dtype = x.dtype if dtype is None else dtype
-    shifted, largest = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
+    shifted, largest, dtype = _shifted(shards, x, dim, dtype)
     hidden = largest == -torch.inf
     exp = shifted.masked_fill(hidden, 0).exp()
     return (exp / shards.psum(exp.sum(dim, keepdim=True))).masked_fill(hidden, 0).to(dtype)
@@ -45,8 +45,7 @@ def _safe_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Ten
 
 def log_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """x - max - log sum exp(x - max)."""
-    dtype = x.dtype if dtype is None else dtype
-    shifted, _ = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
+    shifted, _, dtype = _shifted(shards, x, dim, dtype)
     total = shards.psum(shifted.exp().sum(dim, keepdim=True))
     return (shifted - total.log()).to(dtype)
 

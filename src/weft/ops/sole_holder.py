@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
+from weft.ops.nested_views import viewed
 from weft.propagate import sole_shard
 from weft.rules import Call, Decision, Rule, RuleText, rule
 from weft.rules.factors import dim_list, one_dim
@@ -31,6 +31,7 @@ MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n 
               "k, k ->", linear=[0, 1])
 STACK = rule("{...} -> ... n", along="dim", linear=[0], moves=True)
 UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
+_VIEW = "aten.view.default"
 
 _Part = tuple[tuple[int, ...], tuple[int, ...] | None]
 """The axes of a dim and its cuts."""
@@ -58,7 +59,7 @@ def squeezed(
     holder, step = outer.index(1) - 1, len(inner) - 1
     dims[-1] = layout.dims[at] + layout.dims[to]
     cuts[-1] = (0,) * (holder * step) + inner + (shape[to],) * ((len(outer) - 2 - holder) * step)
-    return _viewed(call, layout, result.replace(dims=dims, cuts=cuts))
+    return viewed(call, layout, result.replace(dims=dims, cuts=cuts), _VIEW)
 
 
 def unsqueezed(
@@ -74,7 +75,7 @@ def unsqueezed(
     mine = Layout.make(layout.mesh, (1,), (outer,), (holder,))
     dims, own = list(layout.dims), list(layout.cuts)
     dims[of], own[of] = axes, cuts
-    return _viewed(call, layout, layout.replace(dims=dims, cuts=own).insert(at, mine))
+    return viewed(call, layout, layout.replace(dims=dims, cuts=own).insert(at, mine), _VIEW)
 
 
 def stacked(
@@ -90,15 +91,6 @@ def stacked(
 
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
-
-
-def _viewed(call: Call, layout: Layout, result: Layout) -> Decision:
-    source = call.tensors[0]
-
-    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (source, list(result.local_shape_at(coordinate))), {}
-
-    return Decision((layout,), (result,), args, "aten.view.default")
 
 
 def _sole(layout: Layout) -> tuple[int, _Part, _Part] | None:

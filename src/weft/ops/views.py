@@ -87,9 +87,6 @@ def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [one.expand(shape) for one in tensors]
 
 
-
-
-
 def _is_repeated_along(call: Call) -> bool:
     return call.get("dim") is not None and call.get("repeats") > 0 and (
         call.get("output_size") is None)

@@ -18,6 +18,7 @@ from weft.tensor.trace.calls import facts
 
 __all__ = ["register_handler", "register_rule", "unregister_handler", "unregister_rule"]
 
+
 def register_rule(
     op: Any,
     pattern: Any = None,

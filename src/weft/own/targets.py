@@ -133,5 +133,3 @@ def _of_python(target: FunctionType) -> Own:
 def overloads_of(own: Own) -> list[OpOverload]:
     """The overloads of the op in torch's dispatcher."""
     return [one for one in keys_of(own.target) if isinstance(one, OpOverload)]
-
-

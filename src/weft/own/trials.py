@@ -166,9 +166,7 @@ def part(layout: Layout, full: Tensor, here: Sequence[int], seed: int) -> Tensor
     part = full
     if axes:
         sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
-        place = 0
-        for axis, size in zip(axes, sizes):
-            place = place * size + here[axis]
+        place = layout.mesh.place_along(axes, here)
         part = _terms(full, layout.partial[axes[0]] or "sum", math.prod(sizes), seed)[place]
         # Each avg axis takes the mean over its own coordinates.
         means = [layout.mesh.axis_sizes[axis] for axis in axes if layout.partial[axis] == "avg"]

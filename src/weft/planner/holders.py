@@ -27,11 +27,12 @@ All of this is a pure function of the two layouts and the node size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import NamedTuple, TypeVar
 
+from weft.core.hlo import merged
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 from weft.planner.geometry import Coordinate, intersect, meets, volume
@@ -58,15 +59,17 @@ class Side:
 
     def __init__(self, layout: Layout) -> None:
         mesh = layout.mesh
-        cutting = {axis for axes in layout.dims for axis in axes}
         terms = [axis for axis, kind in enumerate(layout.partial) if kind]
         self.layout = layout
         # Partial values stay partial axis by axis, by name: both sides list them alike.
         self.terms = sorted(terms, key=lambda axis: str(mesh.axis_names[axis]))
-        self.free = [axis for axis in range(mesh.ndim) if axis not in cutting | set(terms)]
+        self.free = layout.free_axes
         self.num = math.prod([mesh.axis_sizes[axis] for axis in self.free])
         lists = [*layout.dims, *([axis] for axis in self.terms), self.free]
-        self._places = [_strides(mesh, axes) for axes in lists]
+        self._places = [  # (size, stride) of axes, the last first
+            merged((mesh.axis_sizes[axis], mesh.axis_strides[axis]) for axis in axes)[::-1]
+            for axes in lists
+        ]
 
     def at(self, rank: int) -> Coordinate | None:
         """The coordinate of a device; None outside the mesh."""
@@ -89,10 +92,7 @@ class Side:
 
     def copy(self, at: Coordinate) -> int:
         """Which copy of its cell a coordinate holds."""
-        number = 0
-        for axis in self.free:
-            number = number * self.layout.mesh.axis_sizes[axis] + at[axis]
-        return number
+        return self.layout.mesh.place_along(self.free, at)
 
     def rank(self, cell: Cell, copy: int) -> int:
         """The device that holds a copy of a cell."""
@@ -109,18 +109,6 @@ class Side:
         for choice in product(*found):
             indices = tuple(index for index, _, _ in choice)
             yield (*indices, *digits), tuple((start, stop) for _, start, stop in choice)
-
-
-def _strides(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, stride) of axes, the last first; axes that are adjacent in the mesh are merged."""
-    out: list[tuple[int, int]] = []
-    for axis in reversed(axes):
-        size, stride = mesh.axis_sizes[axis], mesh.axis_strides[axis]
-        if out and out[-1][0] * out[-1][1] == stride:
-            out[-1] = (out[-1][0] * size, out[-1][1])
-        else:
-            out.append((size, stride))
-    return out
 
 
 class _Node(NamedTuple):

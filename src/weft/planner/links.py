@@ -184,7 +184,6 @@ NCCL = Links(near=Link(3e-6, 4e-12), far=Link(10e-6, 25e-12), start_s=10e-6, mem
 """NVLink within a node, 400 Gbit/s a device between nodes; orders of magnitude, not measured."""
 
 
-
 def _of_datasheet(near: float, far: float, node_size: int = NODE_SIZE) -> Links:
     """Links from a data sheet: bytes per second and direction, within a node and between nodes."""
     return Links(Link(3e-6, 1 / near), Link(10e-6, 1 / far), 10e-6, 0.2e-6, node_size)

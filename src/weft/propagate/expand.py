@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.core import Layout, default_cuts
+from weft.core.dtypes import itemsize
 from weft.propagate.choose import (
     NEEDS_COST,
     UNKNOWN_FACTOR,
@@ -27,11 +28,6 @@ from weft.rules import Call, Decision, Rule, TensorArg
 __all__ = ["can_be_sharded", "decide"]
 
 _GRADIENT_KINDS = ("sum", "avg", "product")
-
-_ITEMSIZE = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}
 
 
 def decide(
@@ -194,7 +190,7 @@ def _frame(
 
 
 def _nbytes(tensor: TensorArg) -> int:
-    return math.prod(tensor.shape) * _ITEMSIZE.get(tensor.dtype, 4)
+    return math.prod(tensor.shape) * itemsize(tensor.dtype)
 
 
 def _bar(

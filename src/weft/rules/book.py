@@ -70,7 +70,6 @@ class RuleText:
     needs_kernel: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
-    folds: bool = False
     tables: Tables | None = None
     keeps: bool = True
 
@@ -110,7 +109,7 @@ class RuleText:
         more: dict[str, Any] = {
             "linear": linear, "bias": bias, "moves": moves, "by_size": self.by_size,
             "needs_kernel": self.needs_kernel, "fill": self.fill, "on_box": self.on_box,
-            "folds": self.folds, "keeps": self.keeps,
+            "keeps": self.keeps,
         }
         if self.tables is not None and None in pattern.windows.values():
             more["tables"] = self.tables(call)
@@ -175,7 +174,7 @@ def rule(
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
     serves: Callable[[Call], bool] | None = None, by_size: bool = False,
     needs_kernel: bool = False, fill: float = 0.0, on_box: OnBox | None = None,
-    folds: bool = False, tables: Tables | None = None, keeps: bool = True,
+    tables: Tables | None = None, keeps: bool = True,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -201,7 +200,6 @@ def rule(
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
             kwargs).
-        folds: whether the local op leaves boxes of partial values, where a result has windows.
         tables: (call) -> per factor with `@`, its `Table`.
         keeps: whether autograd keeps such boxes. Otherwise they are freed after the call, and no
             other call of that step shares them.
@@ -210,7 +208,7 @@ def rule(
     told = tuple((counts or {}).items())
     return RuleText(
         texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size,
-        needs_kernel, fill, on_box, folds, tables, keeps)
+        needs_kernel, fill, on_box, tables, keeps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -74,26 +74,20 @@ _DUNDER = {
 # Conversions that commute with a sum of partial values. Floats that widen lose nothing. Integers
 # that narrow keep the sum modulo 2^bits, whereas widening would lose the wrap of the narrow sum.
 # Between the families, rounding (int to float) or truncation (float to int) breaks it.
-_CARRIES: Mapping[str, frozenset[str]] = {
-    "float16": frozenset({"float32", "float64", "complex64", "complex128"}),
-    "bfloat16": frozenset({"float32", "float64", "complex64", "complex128"}),
-    "float32": frozenset({"float64", "complex64", "complex128"}),
-    "float64": frozenset({"complex128"}),
-    "complex64": frozenset({"complex128", "float32", "float64"}),
-    "complex128": frozenset({"float64"}),
-    "int64": frozenset({"int32", "int16", "int8", "uint8"}),
-    "int32": frozenset({"int16", "int8", "uint8"}),
-    "int16": frozenset({"int8", "uint8"}),
-    "int8": frozenset({"uint8"}),
-    "uint8": frozenset({"int8"}),
-}
+# Here are the bits of a number, or of the real part of one, and those of whole numbers.
+_BITS = {"float16": 16, "bfloat16": 16, "float32": 32, "complex64": 32, "float64": 64,
+         "complex128": 64}
+_BITS_OF_WHOLE = {"uint8": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
 def carries(source: str, target: str) -> bool:
     """Whether partial sums of one dtype may be converted to another one by one."""
     if source == target:
         return source != "bool"
-    return target in _CARRIES.get(source, ())
+    if source in _BITS and target in _BITS:
+        return _BITS[target] >= max(_BITS[source], 32)  # what is narrow is rounded by another
+    whole = _BITS_OF_WHOLE
+    return source in whole and target in whole and whole[target] <= whole[source]
 
 
 def linear_sets(

@@ -253,12 +253,9 @@ def _indices(t: ShardTensor) -> tuple[slice, ...]:
 
 def _replica(t: ShardTensor) -> int:
     """The position of this rank among the axes that do not shard."""
-    mesh, place = t.device_mesh, 0
+    mesh = t.device_mesh
     assert mesh.here is not None
-    for axis, (size, at) in enumerate(zip(mesh.axis_sizes, mesh.here)):
-        if t.sharding.on(axis) is None:
-            place = place * size + at
-    return place
+    return mesh.place_along(t.sharding.free_axes, mesh.here)
 
 
 def load_local_shards_(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,13 +106,11 @@ class _Run:
         return sizes
 
 
-class _End:
+class _End(NamedTuple):
     """What this rank sends or receives on one route, and the box that it holds there."""
 
-    __slots__ = ("outer", "parts")
-
-    def __init__(self, outer: Box, parts: list[tuple[int, Box]]) -> None:
-        self.outer, self.parts = outer, parts
+    outer: Box
+    parts: list[tuple[int, Box]]
 
 
 def _ends(route: Route, rank: int) -> tuple[_End, _End]:

@@ -46,6 +46,7 @@ __all__ = ["Start", "compile_step", "compile_transfer", "partial_kind"]
 
 Start = Callable[[Tensor], Finish]
 
+
 def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
     """What a step within one mesh does at a coordinate, and how to start it if that is possible."""
     held, wanted = step.src.box_at(at), step.dst.box_at(at)

@@ -17,7 +17,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 
-__all__ = ["Axes", "Cuts", "IndexLayout", "Spread", "askers", "held", "index_layout", "unused"]
+__all__ = ["Axes", "Cuts", "IndexLayout", "Spread", "askers", "held", "index_layout"]
 
 Axes = tuple[int, ...]
 Cuts = tuple[int, ...] | None
@@ -67,11 +67,6 @@ def index_layout(
     if not axes[over] and len(whole) == 1 and x.shape[whole[0]] == shape[over]:
         parted = parted.recut(over, shape[over], x.cuts[whole[0]])
     return IndexLayout(shared, parted, over)
-
-
-def unused(x: Layout) -> set[int]:
-    """The axes over which a tensor is replicated."""
-    return {axis for axis in range(x.mesh.ndim) if x.on(axis) is None}
 
 
 def held(

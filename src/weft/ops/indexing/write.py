@@ -26,7 +26,6 @@ from weft.ops.indexing.index_layouts import (
     Spread,
     held,
     index_layout,
-    unused,
 )
 from weft.ops.indexing.row_exchange import Units, from_front, out_of_bounds, outside
 from weft.ops.indexing.rows import grid, router
@@ -238,10 +237,10 @@ def adding_axes(x: Layout, values: Layout | None, over: Collection[int]) -> set[
     the target: it has such, or they are reduced later, whereas the values would be gathered now."""
     found = {axis for axis in over if x.partial[axis] == "sum"}
     if values is not None and 2 * math.prod(x.shape) <= math.prod(values.shape):
-        found |= unused(x).intersection(over)
+        found |= set(x.free_axes).intersection(over)
     return found
 
 
 def as_partial(x: Layout, lying: Layout) -> Layout:
     """The target, partial over the axes that shard the positions but not the target."""
-    return x.with_partial(set(lying.sharded_axes) & unused(x))
+    return x.with_partial(set(lying.sharded_axes) & set(x.free_axes))

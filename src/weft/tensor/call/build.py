@@ -98,7 +98,7 @@ class _Miss:
         function, entry = own.rule_of(self.func), ops.FUNCTIONS.get(self.func)
         if function is None or function.is_op:
             if entry is not None and entry.each_call:
-                return by_book.of_function(entry, self.mesh), True
+                return by_book.composed(entry, self.mesh), True
             resized = self._resized()
             if resized is not None:
                 return resized
@@ -164,7 +164,7 @@ class _Miss:
     ) -> tuple[Recipe, bool]:
         """The recipe of a call that needs the data of its operands."""
         if entry is not None:
-            return by_book.of_function(entry, self.mesh, str(reason or "")), True
+            return by_book.composed(entry, self.mesh, str(reason or "")), True
         found = None
         if reason is not None and reason.op is not None:
             found = by_book.of_op(self.func, reason.op, self.mesh)

@@ -18,18 +18,14 @@ from weft.tensor.trace.calls import Facts, facts
 from weft.tensor.trace.capture import Op
 from weft.tensor.trace.trees import fill, flatten
 
-__all__ = ["NO_COMPOSITION", "entry_of", "of_function", "of_op"]
+__all__ = ["NO_COMPOSITION", "composed", "entry_of", "of_op"]
 
 NO_COMPOSITION = "its composition does not serve such a call"
 
 
-def of_function(entry: Entry, mesh: BoundMesh, reason: str = NO_COMPOSITION) -> Function:
-    """The composition of a function of torch that has an entry; it takes the function's
-    arguments."""
-    return _composed(entry, mesh, reason)
-
-
-def _composed(entry: Entry, mesh: BoundMesh, reason: str, op: Op | None = None) -> Function:
+def composed(
+    entry: Entry, mesh: BoundMesh, reason: str = NO_COMPOSITION, op: Op | None = None
+) -> Function:
     """The composition of an entry, of the call's arguments or of those of an op."""
     compose = entry.compose
     assert compose is not None
@@ -79,4 +75,4 @@ def of_op(func: Any, op: Op, mesh: BoundMesh) -> Function | None:
     entry = entry_of(about)
     if entry is None or entry.compose is None or bool(about.writes) is not entry.writes:
         return None
-    return _composed(entry, mesh, NO_COMPOSITION, op)
+    return composed(entry, mesh, op=op)

@@ -25,6 +25,7 @@ from weft.tensor.views.moved import Moved, bump_view_epoch
 
 __all__ = ["recipe"]
 
+
 def recipe(
     entry: Entry, trace: Trace, op: Op, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> Function:

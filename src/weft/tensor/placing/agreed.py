@@ -245,7 +245,7 @@ def check_over_ranks(
 
 def _varying(mesh: BoundMesh, layout: Layout, told: Sequence[_Facts]) -> tuple[Any, ...]:
     """The axes along which replicas of a block have other values."""
-    kept = [axis for axis in range(mesh.ndim) if layout.on(axis) is None]
+    kept = layout.free_axes
     rows: dict[Any, set[int]] = {}
     for position, one in enumerate(told):
         at = mesh.coordinate(position)

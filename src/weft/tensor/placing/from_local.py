@@ -173,7 +173,7 @@ def _check_local(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
 
 def _synced(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:
     """Replicas take the values of the first coordinate of the axes that replicate."""
-    axes = tuple(axis for axis in range(mesh.ndim) if layout.on(axis) is None)
+    axes = layout.free_axes
     if not axes or mesh.here is None:
         return local
     with torch.no_grad():

@@ -366,9 +366,8 @@ def _scattered(
     """This rank's block of the tensor that the rank at coordinate `source` has."""
     here = mesh.here
     assert here is not None
-    cutting = {axis for axes in layout.dims for axis in axes}
-    over = tuple(axis for axis in range(mesh.ndim) if axis in cutting)
-    copies = tuple(axis for axis in range(mesh.ndim) if axis not in cutting)
+    over = layout.sharded_axes
+    copies = tuple(axis for axis in range(mesh.ndim) if axis not in over)
     if here == source:
         assert full is not None
         local = _copied(_block(full, layout, here), mesh)
@@ -377,9 +376,9 @@ def _scattered(
         local = torch.empty(layout.local_shape_at(here), dtype=dtype, device=mesh.device)
     takers, peers = mesh.comm(over), mesh.comm(copies)
     if all(here[axis] == source[axis] for axis in copies):
-        _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source))
+        _send_blocks(full, local, mesh, layout, takers, mesh.place_along(over, source))
     if peers.size > 1:
-        local = peers.broadcast(local, _place(mesh, copies, source))
+        local = peers.broadcast(local, mesh.place_along(copies, source))
     return local
 
 
@@ -400,11 +399,3 @@ def _send_blocks(
                 block = block.contiguous()
                 send += [(to, block)] if block.numel() else []
     comm.swap(send, recv, local.dtype)()
-
-
-def _place(mesh: BoundMesh, axes: tuple[int, ...], at: tuple[int, ...]) -> int:
-    """The position of a coordinate in its group over some axes."""
-    place = 0
-    for axis in axes:
-        place = place * mesh.axis_sizes[axis] + at[axis]
-    return place

@@ -37,6 +37,7 @@ class OutsideMesh:
     """
 
     __slots__ = ("function", "layouts", "mesh", "moved", "needs_data", "seen")
+
     def __init__(
         self, function: Callable[..., Any], mesh: BoundMesh, layouts: Sequence[Layout] | None,
         moved: frozenset[int] = frozenset(),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.propagate import decide
 from weft.rng import Source, rejection, samples
@@ -31,34 +32,36 @@ def like(
 
 
 def _jointly(
-    name: str, sample: Callable[[Source, list[Tensor]], Tensor], parameters: Sequence[Tensor],
-    dtype: torch.dtype, generator: Any, shape: Sequence[int] | None = None,
+    name: str, sample: Callable[..., Tensor], parameters: Sequence[Tensor], dtype: torch.dtype,
+    generator: Any, shape: Sequence[int] | None = None,
 ) -> Tensor:
     """A draw whose elements depend on those of parameters, which broadcast against each other.
 
     Its gradient with respect to them is zero, as torch has it.
     """
-    mesh = next(one._meta.mesh for one in parameters if type(one) is ShardTensor)
-    shape = torch.broadcast_shapes(*(one.shape for one in parameters)) if shape is None else shape
-    layout = _joint_layout(parameters, tuple(shape), mesh)
+    mesh, layout = _joint_layout(parameters, shape)
 
     def with_parameters(source: Source) -> Tensor:
         locals_ = [_local(name, one, layout, mesh) for one in parameters]
-        return sample(source, locals_)
+        return sample(source, *locals_).to(dtype)
 
     return with_zero_gradients(
         drawn(with_parameters, mesh, layout, dtype, generator), parameters
     )
 
 
-def _joint_layout(parameters: Sequence[Tensor], shape: tuple[int, ...], mesh: Any) -> Layout:
-    """The layout in which they meet, element by element."""
+def _joint_layout(
+    parameters: Sequence[Tensor], given: Sequence[int] | None = None
+) -> tuple[BoundMesh, Layout]:
+    """The mesh and the layout in which they meet, element by element."""
+    mesh = next(one._meta.mesh for one in parameters if type(one) is ShardTensor)
+    shape = torch.broadcast_shapes(*(one.shape for one in parameters)) if given is None else given
     args = tuple([TensorArg(tuple(one.shape), dtype_text(one.dtype)) for one in parameters])
-    call = Call("aten.add.Tensor", args, {}, (TensorArg(shape, args[0].dtype),))
+    call = Call("aten.add.Tensor", args, {}, (TensorArg(tuple(shape), args[0].dtype),))
     layouts = [layout_of(one, mesh) for one in parameters]
     rule = bind(parse("{...} -> ..."), [one.shape for one in args], [shape])
     decision = decide(rule, call, layouts, [False] * len(args))
-    return decision.results[0].without_partial()
+    return mesh, decision.results[0].without_partial()
 
 
 def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
@@ -71,10 +74,8 @@ def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
 def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) -> Tensor:
     """Of tensors of means, of deviations, or both: drawn where they meet, element by element."""
     parameters = [one for one in (first, second) if isinstance(one, Tensor)]
-    shape = torch.broadcast_shapes(*(one.shape for one in parameters))
     dtype = parameters[0].dtype
-    mesh = next(one._meta.mesh for one in parameters if type(one) is ShardTensor)
-    layout = _joint_layout(parameters, tuple(shape), mesh)
+    mesh, layout = _joint_layout(parameters)
     noise = drawn(lambda source: samples.normal(source, dtype), mesh, layout, dtype, generator)
     if isinstance(second, Tensor):
         second = second.detach()
@@ -105,35 +106,27 @@ def without_derivative(out: Tensor, name: str) -> Tensor:
 
 def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) -> Tensor:
     """Of probabilities, drawn in their layout."""
-    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
-        return samples.bernoulli_of(source, parameters[0]).to(x.dtype)
-
-    return _jointly("bernoulli", sample, [x if p is None else p], x.dtype, generator, x.shape)
+    return _jointly("bernoulli", samples.bernoulli_of, [x if p is None else p], x.dtype, generator,
+                    x.shape)
 
 
 def _poisson(rate: Tensor, generator: Any = None) -> Tensor:
     """Of rates, drawn in their layout."""
-    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
-        return rejection.poisson(source, parameters[0]).to(rate.dtype)
-
-    return _jointly("poisson", sample, [rate], rate.dtype, generator)
+    return _jointly("poisson", rejection.poisson, [rate], rate.dtype, generator)
 
 
 def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
     """Of counts and probabilities, drawn where they meet, element by element."""
-    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
-        return rejection.binomial(source, *parameters).to(count.dtype)
-
-    found = _jointly("binomial", sample, [count, p], count.dtype, generator)
+    found = _jointly("binomial", rejection.binomial, [count, p], count.dtype, generator)
     return without_derivative(found, "binomial")
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
     """Drawn in the layout of the shapes, with a gradient by the distribution function's derivative.
     """
-    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
+    def sample(source: Source, local: Tensor) -> Tensor:
         tiny = torch.finfo(shape.dtype).tiny
-        return rejection.gamma(source, parameters[0]).to(shape.dtype).clamp_(min=tiny)
+        return rejection.gamma(source, local).to(shape.dtype).clamp_(min=tiny)
 
     found = _jointly("_standard_gamma", sample, [shape.detach()], shape.dtype, generator)
     if not (shape.requires_grad and torch.is_grad_enabled()):
