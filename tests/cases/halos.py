@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[dict[str, int], Any, dict[int, tuple[int, ...]]]] = {
 }
 """Mesh, the axes over positions, and sizes of shards of 8 rows and 7 columns."""
 
-_ALWAYS = ("one row each", "empty", "nested", "ragged grid")
+_ALWAYS = ("one row each", "empty", "ragged grid")
 
 
 def ways_of(name: str) -> list[str]:
