@@ -267,16 +267,17 @@ def test_resampling_takes_a_part_of_the_memory(name: str) -> None:
 
 
 LONG = {
-    "nearest": (3.0, 1.05), "nearest-exact": (0.7, 1.1), "linear": (2.0, 2.3),
+    "nearest": (4, 3.0, 1.05), "nearest-exact": (4, 0.7, 1.1), "linear": (1, 2.0, 2.0),
 }
+"""Channels, the scale, and the most that a rank may take, in parts of one process's peak."""
 
 
 @pytest.mark.parametrize("mode", LONG)
 def test_a_long_dim_takes_a_part_of_the_memory(mode: str) -> None:
     """Its places are computed where ranks need them, in the first call too; where a kernel on the
-    box copies what it copies on the whole, no places are kept."""
-    scale, most = LONG[mode]
-    x = torch.randn(1, 4, 40_000, dtype=torch.float64, requires_grad=True)
+    box copies what it copies on the whole, no places are kept. Weights are not kept either."""
+    channels, scale, most = LONG[mode]
+    x = torch.randn(1, channels, 160_000 // channels, dtype=torch.float64, requires_grad=True)
     with peak_memory(x) as alone:
         due = F.interpolate(x, scale_factor=scale, mode=mode)
         due.sum().backward()

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.ops.convolutions import num_positions
 from weft.ops.places import apart, counted, taken
 from weft.ops.pools import with_places
-from weft.ops.taps import OnDevices, Taps, num_pieces, resampled
+from weft.ops.taps import Making, OnDevices, Parts, Taps, num_pieces, resampled
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -99,21 +99,23 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
     num, lengths = num_positions(call), _lengths(call)
     first = len(call.tensors[0].shape) - num
     after = [length for _, length in lengths]
+    parts: list[tuple[int, int, Making]] = []
     dtype = torch.float64 if call.tensors[0].dtype == "float64" else torch.float32
     for dim in fetched:
         after[dim.dim - first] = dim.outputs[1] - dim.outputs[0]
-
-    def parts(device: str) -> list[tuple[int, int, Any]]:
-        found = []
-        for dim in fetched:
-            assert dim.box is not None
-            start, stop = dim.outputs
-            taps = _taps(*lengths[dim.dim - first], dtype).of(start, stop, dim.box[0])
-            found.append((dim.dim, stop - start, taps))
-        return found
-
+        make = partial(_of_part, lengths[dim.dim - first], dtype, dim)
+        parts.append((dim.dim, after[dim.dim - first], make))
     kernel = getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default
     return resampled(parts, partial(kernel, output_size=after) if len(fetched) < num else None)
+
+
+def _of_part(
+    lengths: tuple[int, int], dtype: torch.dtype, dim: BoxedDim, start: int, stop: int, _: str
+) -> Parts:
+    """The taps of some of the places of the result that a rank computes."""
+    assert dim.box is not None
+    first = dim.outputs[0]
+    return _taps(*lengths, dtype).of(first + start, first + stop, dim.box[0])
 
 
 def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

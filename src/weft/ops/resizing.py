@@ -8,12 +8,13 @@ the others the kernel itself runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.ops.taps import Nearest, Resized, resampled, table_of, taps_of
+from weft.ops.taps import Making, Nearest, Parts, Resized, resampled, table_of, taps_of
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -97,19 +98,12 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
     """Weighted sums along some dims, torch's kernel along the others."""
     resized, scales = _resized(call), list(_scales(call))
     after = [dim.after for dim in resized]
+    parts: list[tuple[int, int, Making]] = []
     for dim in dims:
+        start, stop = dim.outputs
         scales[dim.dim - 2] = None
-        after[dim.dim - 2] = dim.outputs[1] - dim.outputs[0]
-
-    def parts(device: str) -> list[tuple[int, int, Any]]:
-        found = []
-        for dim in dims:
-            start, stop = dim.outputs
-            taps = taps_of(resized[dim.dim - 2], torch.arange(start, stop), device)
-            origin = 0 if dim.box is None else dim.box[0]
-            found.append((dim.dim, stop - start, taps.of(0, stop - start, origin)))
-        return found
-
+        after[dim.dim - 2] = stop - start
+        parts.append((dim.dim, stop - start, partial(_taps, resized[dim.dim - 2], dim)))
     kernel = getattr(torch.ops.aten, _name(call)).default
     done = {dim.dim for dim in dims}
     others = any(
@@ -117,6 +111,13 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
         for at, dim in enumerate(resized, 2))
     rest = (lambda x: kernel(x, after, _aligned(call), *scales)) if others else None
     return resampled(parts, rest)
+
+
+def _taps(resized: Resized, dim: BoxedDim, start: int, stop: int, device: str) -> Parts:
+    """The taps of some of the places of the result that a rank computes."""
+    places = torch.arange(start, stop) + dim.outputs[0]
+    origin = 0 if dim.box is None else dim.box[0]
+    return taps_of(resized, places, device).of(0, stop - start, origin)
 
 
 # Nearest: one place is copied, the very one that torch's kernel takes.

@@ -7,7 +7,7 @@ aligned (torch's `UpSample.h`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from weft.ops.precision import widened
 from weft.rules import Table
 
 __all__ = [
-    "Nearest", "OnDevices", "Resized", "Taps", "num_pieces", "resampled", "table_of", "taps_of",
+    "Making", "Nearest", "OnDevices", "Parts", "Resized", "Taps", "num_pieces", "resampled",
+    "table_of", "taps_of",
 ]
 
 
@@ -58,6 +59,12 @@ class Resized:
 Parts = list[tuple[Tensor | None, Tensor, Tensor]]
 """Per tap: the places of the result that have it (None for all), what they read, the weights."""
 
+Making = Callable[[int, int, str], Parts]
+"""The taps of the places start..stop of a result, on a type of device."""
+
+Stretches = Callable[[], Iterable[tuple[int, int, Parts]]]
+"""The taps of a result, stretch by stretch: (start, stop, taps)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taps:
@@ -94,25 +101,39 @@ class Taps:
 
 
 def resampled(
-    parts: Callable[[str], Sequence[tuple[int, int, Parts]]],
-    rest: Callable[[Tensor], Tensor] | None,
+    parts: Sequence[tuple[int, int, Making]], rest: Callable[[Tensor], Tensor] | None
 ) -> Callable[[Tensor], Tensor]:
     """Weighted sums along some dims, of which the results have these lengths; then the `rest`, of
-    the other dims. `parts`: (type of a device) -> (dim, length, taps) of each."""
-    made: dict[torch.device, list[tuple[int, int, Parts]]] = {}
+    the other dims. Taps are kept where they are small beside the tensor; else made when used."""
+    kept: dict[Any, Parts] = {}
+
+    def stretches(x: Tensor, dim: int, length: int, make: Making) -> Stretches:
+        def made(start: int, stop: int) -> Parts:
+            with torch.inference_mode(False), torch.no_grad():  # other calls may save them
+                return [tuple([_on(one, x.device) for one in tap])
+                        for tap in make(start, stop, x.device.type)]
+
+        if length > _STRETCH and x.numel() < _THIN * x.shape[dim]:
+            return lambda: (
+                (start, min(start + _STRETCH, length), made(start, min(start + _STRETCH, length)))
+                for start in range(0, length, _STRETCH))
+        key = dim, x.device
+        if key not in kept:
+            kept[key] = made(0, length)
+        whole = [(0, length, kept[key])]
+        return lambda: whole
 
     def run(x: Tensor) -> Tensor:
-        if x.device not in made:
-            with torch.inference_mode(False), torch.no_grad():  # other calls may save them
-                made[x.device] = [
-                    (dim, length, [tuple([_on(one, x.device) for one in tap]) for tap in taps])
-                    for dim, length, taps in parts(x.device.type)]
         out: Any = widened(x)
-        for dim, length, taps in made[x.device]:
-            out = _Weighted.apply(out, dim, taps, length)
+        for dim, length, make in parts:
+            out = _Weighted.apply(out, dim, stretches(out, dim, length, make), length)
         return (out if rest is None else rest(out)).to(x.dtype)
 
     return run
+
+
+_STRETCH, _THIN = 1 << 13, 8
+"""Along a longer dim, taps of a tensor with fewer elements per place are made when used."""
 
 
 def _on(one: Tensor | None, device: torch.device) -> Any:
@@ -124,17 +145,18 @@ class _Weighted(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, dim: int, taps: Parts, length: int
+        ctx: Any, x: Tensor, dim: int, stretches: Stretches, length: int
     ) -> Tensor:
-        ctx.back = dim, taps, x.shape[dim]
+        ctx.back = dim, stretches, x.shape[dim]
         out = _zeros(x, dim, length)
-        for piece, sums in _pieces(x, out, dim):
-            for rows, places, weights in taps:
-                part = piece.index_select(dim, places).mul_(_along(weights, x, dim))
-                if rows is None:
-                    sums += part
-                else:
-                    sums.index_add_(dim, rows, part)
+        for start, stop, taps in stretches():
+            for piece, sums in _pieces(x, out.narrow(dim, start, stop - start), dim):
+                for rows, places, weights in taps:
+                    part = piece.index_select(dim, places).mul_(_along(weights, x, dim))
+                    if rows is None:
+                        sums += part
+                    else:
+                        sums.index_add_(dim, rows, part)
         return out
 
     @staticmethod
@@ -147,14 +169,15 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, grad: Tensor, dim: int, taps: Parts, length: int
+        ctx: Any, grad: Tensor, dim: int, stretches: Stretches, length: int
     ) -> Tensor:
-        ctx.back = dim, taps, grad.shape[dim]
+        ctx.back = dim, stretches, grad.shape[dim]
         out = _zeros(grad, dim, length)
-        for piece, sums in _pieces(grad, out, dim):
-            for rows, places, weights in taps:
-                part = piece if rows is None else piece.index_select(dim, rows)
-                sums.index_add_(dim, places, part * _along(weights, grad, dim))
+        for start, stop, taps in stretches():
+            for piece, sums in _pieces(grad.narrow(dim, start, stop - start), out, dim):
+                for rows, places, weights in taps:
+                    part = piece if rows is None else piece.index_select(dim, rows)
+                    sums.index_add_(dim, places, part * _along(weights, grad, dim))
         return out
 
     @staticmethod
