@@ -10,13 +10,13 @@ composed of products and a softmax.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.ops.attending.ordered import default_scale
 from weft.ops.attending.sequence import masked_weights
 from weft.ops.attending.ways import Drops, Way
 from weft.ops.precision import wide
@@ -61,7 +61,7 @@ def _over_sequence(
 ) -> Tensor:
     """Queries stay; blocks of keys come to them, or heads are exchanged. If queries are whole, the
     results of each rank's keys are merged."""
-    scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    scale = default_scale(query) if scale is None else scale
     masks = [] if mask is None else [mask]
     drops = None
     if dropout_p:
@@ -82,7 +82,7 @@ def _with_dropout(
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
-    scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    scale = default_scale(query) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()

@@ -158,12 +158,12 @@ def element_layouts(
 
 
 def element_router(
-    mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout, once: bool = True
+    mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout
 ) -> Router:
     """Like `router`, for single elements: one index gives their position along `dim`."""
     ndim = x.ndim
     lengths = [x.shape[at] if at == dim else None for at in range(ndim)]
-    route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False, once)
+    route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False)
 
     def routed(indices: Sequence[Tensor]) -> Routes:
         (index,) = indices

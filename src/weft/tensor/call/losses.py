@@ -17,7 +17,7 @@ import torch
 
 from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.construct import to_replicated
+from weft.tensor.placing.redistribute import to_replicated
 from weft.tensor.shard_tensor import ShardTensor, version_of
 from weft.tensor.trace.trees import flatten
 from weft.transport.transition import Transition

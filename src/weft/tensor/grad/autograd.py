@@ -23,8 +23,9 @@ from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.leaf_gradients import summed, uses_of
 from weft.tensor.leaves import before
 from weft.tensor.meta import NONE, Meta, is_dense
-from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
+from weft.tensor.placing.layouts import as_sharded
 from weft.tensor.placing.operands import as_value, forget_views
+from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, watch_gradient, wrap
 from weft.tensor.takeover import twin_of

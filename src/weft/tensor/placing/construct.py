@@ -21,7 +21,7 @@ from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.freed import keep, local_data, memory_of
 from weft.tensor.placing.in_place import lay_state_of
 from weft.tensor.placing.layouts import as_sharded, leaf
-from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
+from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.trace.trees import local_of
@@ -29,8 +29,8 @@ from weft.tensor.versions import share_version
 from weft.tensor.views.moved import unwrap_view
 
 __all__ = [
-    "arange", "as_sharded", "deepcopy", "empty", "full", "gathered", "is_in_a_graph", "ones",
-    "redistribute_to", "set_", "set_data", "shallow_copy", "tell_torch", "to_replicated", "zeros",
+    "arange", "deepcopy", "empty", "full", "is_in_a_graph", "ones", "set_", "set_data",
+    "shallow_copy", "tell_torch", "zeros",
 ]
 
 
