@@ -48,6 +48,7 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
     """Positions in windows: of one dim with stride 2, "b k>0 2*y0+v0-1, n k v0!, [n] -> b n y0"."""
     x, weight, *_ = call.tensors
     num = len(weight.shape) - 2
+    _check(call)
     batch = "b " if len(x.shape) == num + 2 else ""
     if "transpose" in call.op or call.get("transposed"):
         return _transposed(call, batch, num)
@@ -63,6 +64,20 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
     if call.get("groups", 1) > 1:
         return f"{batch}(g k!) {given}, (g n!) k {rows}, [(g n)] -> {batch}(g n) {after}"
     return f"{batch}k>0 {given}, n k {rows}, [n] -> {batch}n {after}"
+
+
+def _check(call: Call) -> None:
+    """Raise torch's errors, which its meta kernel does not, on ranks without data, too."""
+    def least(name: str) -> int:
+        given = call.get(name)
+        return 1 if given is None or isinstance(given, str) else min(each_of(given, 1, 1))
+
+    if least("padding") < 0:
+        raise RuntimeError("negative padding is not supported")
+    if least("stride") <= 0:
+        raise RuntimeError("non-positive stride is not supported")
+    if least("dilation") <= 0:
+        raise RuntimeError("dilation should be greater than zero")
 
 
 def _transposed(call: Call, batch: str, num: int) -> str:
