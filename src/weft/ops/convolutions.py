@@ -72,6 +72,17 @@ def _check(call: Call) -> None:
         given = call.get(name)
         return 1 if given is None or isinstance(given, str) else min(each_of(given, 1, 1))
 
+    x, weight, *bias = [one.shape for one in call.tensors]
+    if call.op.split(".")[1].endswith("d") and len(weight) != num_positions(call) + 2:
+        raise RuntimeError(
+            f"Expected {len(weight)}-dimensional input for {len(weight)}-dimensional weight "
+            f"{list(weight)}, but got {len(x)}-dimensional input of size {list(x)} instead")
+    turned = "transpose" in call.op or bool(call.get("transposed"))
+    rows = weight[1] * call.get("groups", 1) if turned else weight[0]
+    if bias and bias[0] != (rows,):
+        raise RuntimeError(
+            f"Given transposed={int(turned)}, weight of size {list(weight)}, expected bias to be "
+            f"1-dimensional with {rows} elements, but got bias of size {list(bias[0])} instead")
     if least("padding") < 0:
         raise RuntimeError("negative padding is not supported")
     if least("stride") <= 0:
