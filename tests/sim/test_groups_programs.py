@@ -369,6 +369,26 @@ def test_a_gradient_penalty_where_a_rank_has_no_rows(spec: P) -> None:
         torch.testing.assert_close(found, due)
 
 
+def test_a_checkpoint_of_a_leaf_where_a_rank_has_no_rows() -> None:
+    """The gradient of the leaf arrives before that of the weight on ranks with rows only."""
+    def gradient(layer: nn.Conv1d, x: Tensor) -> Tensor | None:
+        checkpoint(layer, x.requires_grad_(), use_reentrant=False).square().sum().backward()
+        return layer.weight.grad
+
+    def conv() -> nn.Conv1d:
+        torch.manual_seed(0)
+        return nn.Conv1d(2, 3, 2, bias=False).double()
+
+    def on_rank(mesh: Any) -> Tensor:
+        layer = weft.distribute_module(conv(), mesh, shardings={"weight": P(None, "dp")})
+        lines = weft.distribute_tensor(X.view(6, 2, 2)[:2], mesh, P("dp"))
+        return gradient(layer, lines).full_tensor()  # type: ignore[union-attr]
+
+    due = gradient(conv(), X.view(6, 2, 2)[:2])
+    for found in weft.testing.run(on_rank, mesh={"dp": 3}):
+        torch.testing.assert_close(found, due)
+
+
 def test_results_of_one_call_end_in_the_order_of_ranks_with_rows() -> None:
     """A cell's output is made of its state. On a rank without rows, too, the gradient of the state
     is complete after that of the output, which a second module reads."""

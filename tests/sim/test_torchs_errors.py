@@ -129,6 +129,12 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "channels of a transpose": (lambda x: F.conv_transpose1d(x, _zeros(5, 2, 2)), (1, 4, 7)),
     "output padding": (
         lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), output_padding=2), (1, 4, 7)),
+    "stride": (lambda x: F.conv1d(x, _zeros(5, 4, 2), stride=-1), (1, 4, 7)),
+    "padding of a transpose": (
+        lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), padding=-1), (1, 4, 7)),
+    "bias": (lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), _zeros(1)), (1, 4, 7)),
+    "weight": (lambda x: F.conv1d(x, _zeros(4, 4, 2, 2)), (1, 4, 7)),
+    "dim": (lambda x: x.softmax(5), (1, 4, 7)),
     "pool": (lambda x: F.avg_pool1d(x, 9), (1, 4, 7)),
     "columns": (lambda x: F.unfold(x, 9), (1, 4, 7, 7)),
     "grid": (lambda x: F.grid_sample(x, _zeros(2, 4, 4, 2)), (1, 4, 7, 7)),

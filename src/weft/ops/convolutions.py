@@ -47,6 +47,7 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
     """Positions in windows: of one dim with stride 2, "b k>0 2*y0+v0-1, n k v0!, [n] -> b n y0"."""
     x, weight, *_ = call.tensors
     num = len(weight.shape) - 2
+    _check(call)
     batch = "b " if len(x.shape) == num + 2 else ""
     if "transpose" in call.op or call.get("transposed"):
         return _transposed(call, batch, num)
@@ -62,6 +63,31 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
     if call.get("groups", 1) > 1:
         return f"{batch}(g k!) {given}, (g n!) k {rows}, [(g n)] -> {batch}(g n) {after}"
     return f"{batch}k>0 {given}, n k {rows}, [n] -> {batch}n {after}"
+
+
+def _check(call: Call) -> None:
+    """Raise torch's errors, which its meta kernel does not, on ranks without data, too."""
+    def least(name: str) -> int:
+        given = call.get(name)
+        return 1 if given is None or isinstance(given, str) else min(each_of(given, 1, 1))
+
+    x, weight, *bias = [one.shape for one in call.tensors]
+    if call.op.split(".")[1].endswith("d") and len(weight) != num_positions(call) + 2:
+        raise RuntimeError(
+            f"Expected {len(weight)}-dimensional input for {len(weight)}-dimensional weight "
+            f"{list(weight)}, but got {len(x)}-dimensional input of size {list(x)} instead")
+    turned = "transpose" in call.op or bool(call.get("transposed"))
+    rows = weight[1] * call.get("groups", 1) if turned else weight[0]
+    if bias and bias[0] != (rows,):
+        raise RuntimeError(
+            f"Given transposed={int(turned)}, weight of size {list(weight)}, expected bias to be "
+            f"1-dimensional with {rows} elements, but got bias of size {list(bias[0])} instead")
+    if least("padding") < 0:
+        raise RuntimeError("negative padding is not supported")
+    if least("stride") <= 0:
+        raise RuntimeError("non-positive stride is not supported")
+    if least("dilation") <= 0:
+        raise RuntimeError("dilation should be greater than zero")
 
 
 def _transposed(call: Call, batch: str, num: int) -> str:

@@ -287,6 +287,11 @@ class _Spread:
             positions = range(num)
         else:
             num = self.num_dims = max(self.bodies, default=0)
+            for dim in along:  # some meta kernels take any
+                if not -max(num, 1) <= dim < max(num, 1):
+                    raise IndexError(
+                        f"Dimension out of range (expected to be in range of [{-max(num, 1)}, "
+                        f"{max(num, 1) - 1}], but got {dim})")
             dims = {dim % num for dim in along} if num and along else set(range(num))
             self.along = tuple(sorted(dims))
             self.beside = {

@@ -280,7 +280,9 @@ class Group:
 
         On a rank whose shard of it is empty, the graph of a backward may reach the op that made the
         input and not the input, which is tied to that op's operands. So these groups end with the
-        backward through such a graph.
+        backward through such a graph. There the gradient of a leaf may also arrive before those of
+        the parameters, and on other ranks after them: groups with such an input end with the
+        backward, too.
         """
         last, number, made, layouts = None, -1, None, list[Layout]()
         for one in given:
@@ -294,7 +296,9 @@ class Group:
             mine = 0 if node is None else node._sequence_nr()
             if mine > number:
                 last, number, made = local, mine, one
-        if last is not None and (last.grad_fn is not None or in_backward()):
+        if last is not None and (last.grad_fn is not None or (
+            in_backward() and not any(one.has_empty_shards for one in layouts)
+        )):
             me: weakref.ref[Group] = weakref.ref(self)
             watch_gradient(made)
             last.register_hook(lambda _: _passes(me, layouts))
