@@ -148,6 +148,32 @@ LISTS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.parametrize("gather", [
+    None, {"": weft.nn.Gather(compute_dtype=torch.float32)},
+], ids=["as they are", "cast"])
+@ranks(dp=3)
+def test_what_input_fn_shards_is_a_batch(mesh: Any, gather: Any) -> None:
+    plain, moved = Model(), []
+    step(plain, IDS)
+
+    def shard(ids: Tensor) -> Any:
+        return weft.distribute_tensor(ids, mesh, P("dp"))
+
+    for input_fn in (lambda module, inputs, mesh: tuple(map(shard, inputs)), None):
+        ids = IDS if input_fn else shard(IDS)
+        model = weft.distribute_module(
+            Model(), mesh, shardings={"*": P("dp")}, input_fn=input_fn, gather=gather)
+        with weft.explain() as log:
+            for _ in range(2):
+                model.zero_grad()
+                step(model, ids)
+        if gather is None:
+            same_gradients(model, plain)
+        moved.append([(event.collective, event.op, event.nbytes) for event in log.events
+                      if event.op.startswith("parameters")])
+    assert moved[0] == moved[1] and moved[0]
+
+
 @pytest.mark.parametrize("name", LISTS)
 def test_groups_are_of_modules_that_run(name: str) -> None:
     make, due = LISTS[name]

@@ -20,7 +20,7 @@ from weft.comm import BoundMesh
 from weft.core.scopes import setting
 from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
-from weft.nn.pins import BringHook, _Hook, has_hook
+from weft.nn.pins import BringHook, InputFn, _Hook, has_hook
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected
@@ -91,8 +91,10 @@ _thread = _Thread()
 def install(module: nn.Module, path: str, policy: Gather | None, casts: bool = False) -> None:
     """Gather the module's parameters while it runs; with None leave them as they are. `casts`: a
     policy of the outermost module names dtypes, which hold for any batch."""
-    entering = Entering(path, policy, casts)
-    module.register_forward_pre_hook(entering, prepend=True, with_kwargs=True)
+    turns = ("first", "last") if has_hook(module, InputFn) else ("only",)
+    for turn in turns:
+        module.register_forward_pre_hook(
+            Entering(path, policy, casts, turn), prepend=turn != "last", with_kwargs=True)
     module.register_forward_hook(Leaving(), always_call=True)
 
 
@@ -134,12 +136,17 @@ def _state_of(module: nn.Module) -> _State:
 
 
 class Entering(_Hook):
-    """The hook before a module's forward."""
+    """The hook before a module's forward. A module with an `input_fn`, which may shard its inputs,
+    has one before its other hooks and one after them: the `turn` is "first" and "last"."""
 
-    def __init__(self, path: str, policy: Gather | None, casts: bool = False) -> None:
-        self.path, self.policy, self.casts = path, policy, casts
+    def __init__(
+        self, path: str, policy: Gather | None, casts: bool = False, turn: str = "only"
+    ) -> None:
+        self.path, self.policy, self.casts, self.turn = path, policy, casts, turn
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.turn == "last" and (_thread.forward is not None or in_backward()):
+            return None
         with unselected():
             self._enter(module, args, kwargs)
         if self.policy is None or self.policy.compute_dtype is None:
@@ -161,7 +168,7 @@ class Entering(_Hook):
         if forward is not None and not self.path and forward.was_interrupted():
             for group in forward.groups:
                 group.leave()
-            forward = None
+            forward = _thread.forward = None
         if forward is None:
             forward = self._outermost(module, (args, kwargs))
         if forward is None or self.policy is None:
@@ -188,7 +195,7 @@ class Entering(_Hook):
         whole = None if self.path else module
         found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor], whole)
         names_axes = self.policy is not None and self.policy.axes is not None
-        if found is None and (names_axes or self.casts):
+        if found is None and (names_axes or self.casts) and self.turn != "first":
             held = next((one for one in module.parameters() if type(one) is ShardTensor), None)
             found = None if held is None else (held._meta.mesh, frozenset())
         if found is None:

@@ -188,7 +188,8 @@ def _check_source(tensor: torch.Tensor, call: str) -> None:
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     """Its values as a plain tensor: another class would be that of the source's block alone."""
-    return tensor.detach().as_subclass(torch.Tensor)
+    values = tensor.detach()
+    return values if type(values) is torch.Tensor else values.as_subclass(torch.Tensor)
 
 
 def _check_history(tensor: torch.Tensor, call: str) -> None:
