@@ -14,6 +14,7 @@ import torch
 import weft
 from weft import P, Replicate, Shard, ShardTypeError, StrictError
 from weft.tensor import modes
+from weft.tensor.call import fallback
 
 X = torch.arange(30.0, dtype=torch.float64).view(5, 6) / 8
 HERE = __file__
@@ -93,6 +94,20 @@ def test_strict_refuses_fallback() -> None:
     for said in on_two(program):
         assert said[0].startswith("linalg_svdvals: ") or said[0].startswith("aten.linalg_svd")
         assert said[1] == "  Rule: under weft.strict() no op communicates implicitly."
+
+
+def test_a_number_that_is_gathered_is_not_worth_a_warning() -> None:
+    def program(mesh: Any) -> int:
+        sums = [weft.ShardTensor.from_local(one, mesh, P(partial={"x": "sum"}))
+                for one in (torch.ones(()), torch.ones(2))]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for one in sums:
+                fallback.tell("no op of torch", "it has no rule", [one])
+        fallback._WARNED.discard("no op of torch")
+        return len(caught)
+
+    assert weft.testing.run(program, 1, mesh={"x": 1}) == [1]
 
 
 def test_strict_lets_what_is_written_pass() -> None:
