@@ -367,3 +367,19 @@ def test_mixed_precision_on_an_accelerator_is_there() -> None:
     assert [*map(facts, cpu.log.events)] == [*map(facts, cuda.log.events)] and cpu.log.events
     assert cpu.memory == cuda.memory
     assert dtypes == [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float16)]
+
+
+def test_lengths_and_bins_that_data_decide() -> None:
+    """All elements are different; bins are as many as are asked for."""
+    def program(mesh: Any) -> None:
+        for x in (weft.randn(8, 2, mesh=mesh, placements=P("dp")), torch.randn(8, 2)):
+            assert x.unique().shape == x.unique_consecutive().shape == (16,)
+            for bins in ([3, 4], [torch.arange(4.0), torch.arange(5.0)]):
+                counts, borders = torch.histogramdd(x, bins)
+                assert counts.shape == (3, 4) and [len(one) for one in borders] == [4, 5]
+        x = torch.randn(10, 8, 5, requires_grad=True)
+        targets = torch.randint(1, 5, (8, 4))
+        F.ctc_loss(x.log_softmax(2), targets, [10] * 8, target_lengths=[4] * 8).backward()
+        assert x.grad is not None
+
+    weft.dry_run(program, {"dp": 4}, steps=None)

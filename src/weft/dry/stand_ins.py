@@ -46,6 +46,9 @@ class Devices(TorchFunctionMode):
             return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
         if func is torch.Tensor.__deepcopy__ and args[0].is_meta:
             return self.tensors.deepcopy(args[0], functools.partial(func, *args, **kwargs))
+        if func in _WITH_LENGTHS:  # torch would write lists into a tensor below any mode
+            args = tuple([_as_tensor(one) for one in args])
+            kwargs = {name: _as_tensor(one) for name, one in kwargs.items()}
         if func in _TO_ACCELERATORS:
             return func.__self__ if not args else args[0]
         if func is torch.Tensor.cpu and _is_the_programs(args[0]):
@@ -65,7 +68,12 @@ class Devices(TorchFunctionMode):
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_WITH_LENGTHS = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 _TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
+
+
+def _as_tensor(given: Any) -> Any:
+    return torch.tensor(given) if isinstance(given, (list, tuple)) else given
 
 
 def _names_meta(device: Any, caller: FrameType) -> bool:
