@@ -377,6 +377,9 @@ def test_lengths_and_bins_that_data_decide() -> None:
             for bins in ([3, 4], [torch.arange(4.0), torch.arange(5.0)]):
                 counts, borders = torch.histogramdd(x, bins)
                 assert counts.shape == (3, 4) and [len(one) for one in borders] == [4, 5]
+        z = weft.randn(8, 5, 6, mesh=mesh, placements=P("dp"), dtype=torch.complex64)
+        assert torch.fft.hfftn(z).shape == (8, 5, 10)  # a conjugate moves
+        assert z.conj().data.shape == z.conj().imag.data.shape == z.shape
         x = torch.randn(10, 8, 5, requires_grad=True)
         targets = torch.randint(1, 5, (8, 4))
         F.ctc_loss(x.log_softmax(2), targets, [10] * 8, target_lengths=[4] * 8).backward()
