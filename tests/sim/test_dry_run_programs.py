@@ -386,3 +386,24 @@ def test_lengths_and_bins_that_data_decide() -> None:
         assert x.grad is not None
 
     weft.dry_run(program, {"dp": 4}, steps=None)
+
+
+def test_packed_sequences() -> None:
+    """Lengths that are known count, others are those of the longest."""
+    def program(mesh: Any) -> None:
+        model = nn.LSTM(3, 4, batch_first=True)
+        lengths = [5, 5, 4, 3, 3, 2, 1, 1]
+        for x in (torch.randn(8, 5, 3), weft.randn(8, 5, 3, mesh=mesh, placements=P())):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            assert packed.data.shape == (24, 3) and packed.batch_sizes.tolist() == [8, 6, 5, 3, 2]
+            out, found = nn.utils.rnn.pad_packed_sequence(model(packed)[0], True, 0.0, 6)
+            assert out.shape == (8, 6, 4) and found.tolist() == lengths
+            out.sum().backward()
+            unknown = x.abs().sum((1, 2)).long()
+            packed = nn.utils.rnn.pack_padded_sequence(x.exp(), unknown, True, False)
+            assert packed.data.shape == (40, 3)
+        with pytest.raises((RuntimeError, ValueError), match="total_length"):
+            packed = nn.utils.rnn.pack_padded_sequence(torch.randn(8, 5, 3), lengths, True)
+            nn.utils.rnn.pad_packed_sequence(packed, total_length=4)
+
+    weft.dry_run(program, {"dp": 4}, steps=None)
