@@ -367,3 +367,43 @@ def test_mixed_precision_on_an_accelerator_is_there() -> None:
     assert [*map(facts, cpu.log.events)] == [*map(facts, cuda.log.events)] and cpu.log.events
     assert cpu.memory == cuda.memory
     assert dtypes == [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float16)]
+
+
+def test_lengths_and_bins_that_data_decide() -> None:
+    """All elements are different; bins are as many as are asked for."""
+    def program(mesh: Any) -> None:
+        for x in (weft.randn(8, 2, mesh=mesh, placements=P("dp")), torch.randn(8, 2)):
+            assert x.unique().shape == x.unique_consecutive().shape == (16,)
+            for bins in ([3, 4], [torch.arange(4.0), torch.arange(5.0)]):
+                counts, borders = torch.histogramdd(x, bins)
+                assert counts.shape == (3, 4) and [len(one) for one in borders] == [4, 5]
+        z = weft.randn(8, 5, 6, mesh=mesh, placements=P("dp"), dtype=torch.complex64)
+        assert torch.fft.hfftn(z).shape == (8, 5, 10)  # a conjugate moves
+        assert z.conj().data.shape == z.conj().imag.data.shape == z.shape
+        x = torch.randn(10, 8, 5, requires_grad=True)
+        targets = torch.randint(1, 5, (8, 4))
+        F.ctc_loss(x.log_softmax(2), targets, [10] * 8, target_lengths=[4] * 8).backward()
+        assert x.grad is not None
+
+    weft.dry_run(program, {"dp": 4}, steps=None)
+
+
+def test_packed_sequences() -> None:
+    """Lengths that are known count, others are those of the longest."""
+    def program(mesh: Any) -> None:
+        model = nn.LSTM(3, 4, batch_first=True)
+        lengths = [5, 5, 4, 3, 3, 2, 1, 1]
+        for x in (torch.randn(8, 5, 3), weft.randn(8, 5, 3, mesh=mesh, placements=P())):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            assert packed.data.shape == (24, 3) and packed.batch_sizes.tolist() == [8, 6, 5, 3, 2]
+            out, found = nn.utils.rnn.pad_packed_sequence(model(packed)[0], True, 0.0, 6)
+            assert out.shape == (8, 6, 4) and found.tolist() == lengths
+            out.sum().backward()
+            unknown = x.abs().sum((1, 2)).long()
+            packed = nn.utils.rnn.pack_padded_sequence(x.exp(), unknown, True, False)
+            assert packed.data.shape == (40, 3)
+        with pytest.raises((RuntimeError, ValueError), match="total_length"):
+            packed = nn.utils.rnn.pack_padded_sequence(torch.randn(8, 5, 3), lengths, True)
+            nn.utils.rnn.pad_packed_sequence(packed, total_length=4)
+
+    weft.dry_run(program, {"dp": 4}, steps=None)

@@ -21,6 +21,7 @@ from weft.core.placement import (
     Shard,
     StridedShard,
     as_placement,
+    is_name,
     is_torch_strided,
 )
 from weft.errors import LayoutError, PlacementError, ShardTypeError
@@ -128,11 +129,15 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any, call: str) -> Dec
 
 def _no_spec(entries: Sequence[Any], call: str) -> ShardTypeError:
     """The entries of a spec that stand in no `P`."""
-    names = [repr(one) for one in entries if isinstance(one, str)]
+    texts = [one for one in entries if isinstance(one, str)]
+    names = list(map(repr, texts))
+    fix = f"P({', '.join(map(repr, entries))})"
+    if not all(map(is_name, texts)):
+        fix = "[Shard(0), Replicate()], of objects; or P('dp', None)"
     return ShardTypeError(
         call, f"{entries!r} has {len(names)} names among {len(entries)} entries",
         "a spec of names is a P, with one entry per tensor dim; a list has placements, one "
-        "per mesh axis", names, f"P({', '.join(map(repr, entries))})")
+        "per mesh axis", names, fix)
 
 
 def _check_dims(

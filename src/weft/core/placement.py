@@ -21,7 +21,7 @@ from weft.errors import PlacementError, ShardTypeError
 
 __all__ = [
     "KINDS", "Partial", "Placement", "Replicate", "Shard", "StridedShard", "as_placement",
-    "is_placements", "is_torch_strided",
+    "is_name", "is_placements", "is_torch_strided",
 ]
 
 
@@ -237,11 +237,18 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
             return Partial(value.reduce_op)
         case _:
             pass
-    hint = f"P({value!r})" if isinstance(value, str) else "[Shard(0), Replicate()]"
+    hint = "[Shard(0), Replicate()]"
+    if isinstance(value, str):
+        hint = f"P({value!r})" if is_name(value) else f"P('dp', None), or {hint}"
     raise ShardTypeError(
         call, f"{value!r}, of type {type(value).__name__}, is no placement",
         "a placement is Shard(dim), Replicate() or Partial(kind), one per mesh axis",
         [repr(value)], hint)
+
+
+def is_name(text: str) -> bool:
+    """Whether it may be meant for an axis, and not for the text of a placement or spec."""
+    return not set(text) & set("()[]{}, ")
 
 
 def is_placements(value: Any) -> bool:

@@ -71,6 +71,17 @@ def _binned(x: torch.Tensor, bins: int, *_: Any, **__: Any) -> tuple[torch.Tenso
     return x.new_empty(bins), x.new_empty(bins + 1)
 
 
+def _boxes(x: torch.Tensor, bins: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """The counts of `histogramdd`, of so many bins or between such borders."""
+    nums = [one if isinstance(one, int) else len(one) - 1 for one in bins]
+    return x.new_empty(nums)
+
+
+def _borders(x: torch.Tensor, bins: Any, *_: Any, **__: Any) -> list[torch.Tensor]:
+    """Those of `histogramdd`."""
+    return [x.new_empty(one + 1) for one in bins]
+
+
 def _aligned(x: torch.Tensor, targets: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`_ctc_loss` of samples with targets of one length."""
     length, batch = x.shape[:2]
@@ -89,6 +100,9 @@ VALUES: dict[Any, Any] = {_aten.histc.default: _counted}
 GUESSES: dict[Any, Any] = {
     _aten._unique2.default: _all_different, _aten.unique_consecutive.default: _all_alone,
     _aten.bincount.default: _spread_evenly, _aten.histogram.bin_ct: _binned,
+    _aten._histogramdd_from_bin_cts.default: _boxes,
+    _aten._histogramdd_from_bin_tensors.default: _boxes,
+    _aten._histogramdd_bin_edges.default: _borders,
     _aten.masked_select.default: _selected, _aten.repeat_interleave.Tensor: _once_each,
     _aten.linalg_lstsq.default: _solved,
     _aten.equal.default: lambda *_: True, _aten.allclose.default: lambda *_, **__: True,

@@ -46,6 +46,11 @@ class Devices(TorchFunctionMode):
             return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
         if func is torch.Tensor.__deepcopy__ and args[0].is_meta:
             return self.tensors.deepcopy(args[0], functools.partial(func, *args, **kwargs))
+        if func in _WITH_LENGTHS:  # torch would write lists into a tensor below any mode
+            args = tuple([_as_tensor(one) for one in args])
+            kwargs = {name: _as_tensor(one) for name, one in kwargs.items()}
+        if func is _PADS and type(args[0]) in _PLAIN:
+            return _padded(*args, **kwargs)
         if func in _TO_ACCELERATORS:
             return func.__self__ if not args else args[0]
         if func is torch.Tensor.cpu and _is_the_programs(args[0]):
@@ -65,7 +70,31 @@ class Devices(TorchFunctionMode):
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_PADS: Any = torch._C._VariableFunctions._pad_packed_sequence  # type: ignore[attr-defined]
+_WITH_LENGTHS = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 _TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
+
+
+def _as_tensor(given: Any) -> Any:
+    return torch.tensor(given) if isinstance(given, (list, tuple)) else given
+
+
+def _padded(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float,
+    total_length: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_pad_packed_sequence`: torch would write lengths into a tensor below any mode."""
+    sizes = batch_sizes.tolist()
+    if 0 < total_length < len(sizes):
+        raise ValueError("Expected total_length to be at least the length of the longest sequence "
+                         f"in input, but got total_length={total_length} and max sequence length "
+                         f"being {len(sizes)}")
+    shape = max(total_length, len(sizes)), sizes[0], *data.shape[1:]
+    out = data.new_full(shape, padding_value)
+    for at, part in enumerate(data.split(sizes)):
+        out[at, : len(part)] = part
+    lengths = torch.tensor([sum(one > at for one in sizes) for at in range(sizes[0])])
+    return out.transpose(0, 1) if batch_first else out, lengths
 
 
 def _names_meta(device: Any, caller: FrameType) -> bool:

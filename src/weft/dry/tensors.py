@@ -49,6 +49,7 @@ _STATE = torch.Generator().get_state().shape
 """Of a state of torch's generator on the CPU."""
 
 _COPIES = _aten._to_copy.default
+_PACKS = _aten._pack_padded_sequence.default
 _READS = _aten._local_scalar_dense.default
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 
@@ -211,6 +212,8 @@ class DryTensors(TorchDispatchMode):
         none were zero, and all were different and equally frequent."""
         if func is _COPIES:  # to the CPU: weft, or the program, is about to read it
             return self.read_all(args[0]).to(kwargs.get("dtype") or args[0].dtype)
+        if func is _PACKS:
+            return self._packed(*args)
         if all(self.known(one) is not None for one in flatten((args, kwargs))):
             found = func(*map_tensors(self.known, args), **map_tensors(self.known, kwargs))
             return map_tensors(self._known, found)
@@ -224,6 +227,15 @@ class DryTensors(TorchDispatchMode):
             return map_tensors(self._known_if, GUESSES[func](*args, **kwargs))
         with setting(_config, meta_nonzero_assume_all_nonzero=True):
             return func(*args, **kwargs)
+
+    def _packed(self, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        """The kernel reads lengths on the CPU, and the program looks for the numbers of samples
+        there. Samples of unknown lengths are as long as the longest."""
+        value = self.known(lengths)
+        if value is None:
+            longest = x.shape[batch_first]
+            value = torch.full(lengths.shape, longest, dtype=torch.int64, device="cpu")
+        return _PACKS(x, value, batch_first)
 
     def _positions(self, index: Any) -> list[Any]:
         """An index; of a mask that is known, the positions where it holds."""
@@ -281,7 +293,7 @@ class DryTensors(TorchDispatchMode):
             return
         made = torch.rand(given.shape, generator=self._random.manual_seed(0), device="cpu")
         for one, value in zip(results, flatten(func(made, *more, **kwargs))):
-            if one.dtype is torch.int64:
+            if value.dtype is torch.int64:  # a position, and not an element that was chosen
                 setattr(one, _VALUE, value)
 
     def _lose(self, values: list[torch.Tensor]) -> None:

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
 
+from weft.transport.nodes import of_bits
+
 __all__ = [
     "counted_version", "detached_data", "share_version", "version_of", "with_own_version",
     "write_counted",
@@ -48,7 +50,7 @@ def detached_data(local: Tensor) -> Tensor:
         return data  # it counts nothing
     share_version(local)
     memory: Any = local.untyped_storage()
-    out = memory._weft_data.detach()
+    out = _without_elements(memory._weft_data.detach(), data)
     out.data = data
     return out
 
@@ -95,8 +97,12 @@ def share_version(local: Tensor) -> None:
         counters = memory._weft_counters = [(memory._weft_data, 0)]
     if not any(_is_same(counter, local) for counter, _ in counters):
         counter = local.detach()
-        counter.data = torch.empty(0, device=local.device)
+        counter.data = _without_elements(torch.empty(0, device=local.device), local)
         counters.append((counter, counter._version))
+
+
+def _without_elements(empty: Tensor, like: Tensor) -> Tensor:
+    return of_bits(empty.view(like.dtype) if like.is_conj() else empty, like)
 
 
 def _is_same(counter: Tensor, local: Tensor) -> bool:

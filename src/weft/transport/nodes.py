@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
-    "gradient_through", "is_wrapped", "outside_maps", "refuse_transforms", "start", "transforms",
+    "gradient_through", "is_wrapped", "of_bits", "outside_maps", "refuse_transforms", "start",
+    "transforms",
 ]
 
 _C: Any = torch._C
@@ -47,9 +48,17 @@ def counting(out: Tensor, x: Tensor) -> Tensor:
         return out  # inference tensors count nothing
     if out.untyped_storage()._cdata == x.untyped_storage()._cdata:
         return out
-    made = x.detach()
+    made = of_bits(x.detach(), out)
     made.data = out
     return made
+
+
+def of_bits(x: Tensor, like: Tensor) -> Tensor:
+    """An alias of x, conjugate and negative as another tensor is: a meta tensor takes no other
+    data."""
+    if x.is_conj() != like.is_conj():
+        x = x.conj().detach()
+    return x if x.is_neg() == like.is_neg() else torch._neg_view(x).detach()
 
 
 def dense(grad: Tensor) -> Tensor:

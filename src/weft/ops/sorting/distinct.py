@@ -94,8 +94,8 @@ def _runs(row: Row, x: Tensor, weights: Tensor | None, numbers: bool) -> Distinc
         begins[1:] = _differ(x[1:], x[:-1])
         if before:
             begins[:1] = _differ(x[:1], lasts[before[-1]])
-    sizes = row.tell(int(begins.sum()))
     values = x[begins]
+    sizes = row.tell(len(values))
     if weights is None and not numbers:
         return Distinct(values, tuple(sizes), None, None)
     offset = sum(sizes[: row.mine])
