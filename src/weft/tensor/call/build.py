@@ -28,6 +28,7 @@ from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.sizes import Sizes, keep, known_for
+from weft.tensor.call.trials import check_kernels
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
@@ -311,6 +312,15 @@ def _captured(
 
 
 def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+    trace, device_type = _recorded(func, args, kwargs, tensors)
+    check_kernels(func, args, kwargs, tensors, trace, device_type)
+    return trace
+
+
+def _recorded(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
+) -> tuple[Trace, str]:
+    """The trace of a call, and on which type of device it is."""
     metas = [meta_like(tensor) for tensor in tensors]
     asks = asks_for_grad(func)
     if asks:
@@ -327,8 +337,8 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
         assert entry.compose is not None
         trace = capture(entry.compose, args, kwargs, metas, device_type, asks)
         if trace.result is not NotImplemented:
-            return trace
-    return capture(func, args, kwargs, metas, device_type, asks)
+            return trace, device_type
+    return capture(func, args, kwargs, metas, device_type, asks), device_type
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:

@@ -1,0 +1,123 @@
+"""Calls that torch's kernels refuse and its meta kernels take: refused on all ranks alike.
+
+A meta kernel may lack a check of its op's kernel, and knows nothing of the dtypes that the kernel
+is written for. A rank without elements runs no kernel, so it would go on where the others raise. A
+call without a recipe is therefore tried on zeros, by every rank: of the very shapes, if these are
+few elements, else of few of them, where only the dtypes are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.tensor.call.torchs_errors import is_torchs
+from weft.tensor.trace.calls import facts
+from weft.tensor.trace.capture import Trace, unwatched
+from weft.tensor.trace.trees import flatten, substitute
+
+__all__ = ["check_kernels"]
+
+_FEW = 1 << 12
+"""Elements of all tensors of a call that is tried."""
+
+_OF_DTYPES = "not implemented for '"
+
+_KNOWN = frozenset((torch.float32, torch.float64))
+"""Dtypes that every kernel takes."""
+
+_TAKEN: set[Any] = set()
+"""Functions and the dtypes of their operands, of which a short trial has ended."""
+
+
+def check_kernels(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], trace: Trace, device: str
+) -> None:
+    """Raise torch's error of a call of these tensors, if its kernels refuse it whatever the data.
+
+    Only of ops of torch that draw nothing, on CPUs.
+    """
+    about = [facts(op.overload) for op in trace.ops]
+    if device != "cpu" or all(one.is_view for one in about) or not is_torchs(func) or any(
+            one.is_random or not one.name.startswith("aten.") for one in about):
+        return
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    is_whole = sum([meta.numel() for meta in trace.metas]) <= _FEW
+    if not is_whole:
+        dtypes = tuple([tensor.dtype for tensor in tensors])
+        if dtypes[0] in _KNOWN or (func, dtypes) in _TAKEN:
+            return
+        _TAKEN.add((func, dtypes))
+        shapes = _short(shapes)
+        if not _gives_few(func, args, kwargs, tensors, shapes):
+            return
+    error = _refusal(func, args, kwargs, tensors, shapes, 0)
+    if error is None:
+        return
+    is_of_dtypes = _OF_DTYPES in str(error)
+    if is_of_dtypes or (is_whole and not any(map(_may_be_places, tensors[1:]))):
+        again = _refusal(func, args, kwargs, tensors, shapes, 1)
+        if type(again) is type(error) and str(again) == str(error):
+            if not is_whole:
+                _TAKEN.discard((func, tuple([tensor.dtype for tensor in tensors])))
+            raise error
+
+
+def _may_be_places(tensor: torch.Tensor) -> bool:
+    """Whether it may hold lengths or places, which few values are."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _short(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The shapes with the longest dims, the same for all, that are few elements."""
+    longest = 1 << 6
+    while True:
+        short = [tuple([min(length, longest) for length in shape]) for shape in shapes]
+        if longest == 1 or sum(map(_numel, short)) <= _FEW:
+            return short
+        longest >>= 1
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _gives_few(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+) -> bool:
+    """Whether the call of tensors of these shapes can be made, and gives few elements."""
+    try:
+        out = _called(func, args, kwargs, tensors, shapes, "meta", 0)
+    except Exception:
+        return False
+    return sum([one.numel() for one in flatten(out)]) <= 8 * _FEW
+
+
+def _refusal(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]], value: int,
+) -> Exception | None:
+    """The error of the call of tensors full of a value."""
+    try:
+        _called(func, args, kwargs, tensors, shapes, "cpu", value)
+    except torch.linalg.LinAlgError:  # of the values
+        return None
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        return error
+    except Exception:
+        return None
+    return None
+
+
+def _called(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]], device: str, value: int,
+) -> Any:
+    with torch.no_grad(), unwatched(), torch._C.DisableTorchFunction():
+        made = [torch.full(shape, value, dtype=tensor.dtype, device=device)
+                for shape, tensor in zip(shapes, tensors)]
+        args, kwargs = substitute((args, kwargs), iter(made))
+        return func(*args, **kwargs)
