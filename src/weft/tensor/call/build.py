@@ -312,15 +312,22 @@ def _captured(
 
 
 def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
-    trace, device_type = _recorded(func, args, kwargs, tensors)
+    device_type = tensors[0].device.type
+    if device_type == "meta":  # tensors without memory: what runs is as on their mesh
+        device_type = next(
+            (one.device_mesh.kernel_type for one in tensors if type(one) is ShardTensor), "cpu")
+    try:
+        trace = _recorded(func, args, kwargs, tensors, device_type)
+    except NotCapturable:
+        check_kernels(func, args, kwargs, tensors, None, device_type)
+        raise
     check_kernels(func, args, kwargs, tensors, trace, device_type)
     return trace
 
 
 def _recorded(
-    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
-) -> tuple[Trace, str]:
-    """The trace of a call, and on which type of device it is."""
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], device_type: str
+) -> Trace:
     metas = [meta_like(tensor) for tensor in tensors]
     asks = asks_for_grad(func)
     if asks:
@@ -328,17 +335,13 @@ def _recorded(
             meta.requires_grad_(tensor.requires_grad) for meta, tensor in zip(metas, tensors)
         ]
     args, kwargs = substitute((args, kwargs), iter(metas))
-    device_type = tensors[0].device.type
-    if device_type == "meta":  # tensors without memory: what runs is as on their mesh
-        device_type = next(
-            (one.device_mesh.kernel_type for one in tensors if type(one) is ShardTensor), "cpu")
     entry = ops.FUNCTIONS.get(func)
     if entry is not None and not entry.each_call:
         assert entry.compose is not None
         trace = capture(entry.compose, args, kwargs, metas, device_type, asks)
         if trace.result is not NotImplemented:
-            return trace, device_type
-    return capture(func, args, kwargs, metas, device_type, asks), device_type
+            return trace
+    return capture(func, args, kwargs, metas, device_type, asks)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:

@@ -33,36 +33,40 @@ _TAKEN: set[Any] = set()
 
 
 def check_kernels(
-    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], trace: Trace, device: str
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], trace: Trace | None,
+    device: str,
 ) -> None:
     """Raise torch's error of a call of these tensors, if its kernels refuse it whatever the data.
 
-    Only of ops of torch that draw nothing, on CPUs.
+    Only of ops of torch that draw nothing, on CPUs. `trace`: None where there is none.
     """
-    about = [facts(op.overload) for op in trace.ops]
-    if device != "cpu" or all(one.is_view for one in about) or not is_torchs(func) or any(
-            one.is_random or not one.name.startswith("aten.") for one in about):
+    if device != "cpu" or not is_torchs(func) or not (trace is None or _can_be_tried(trace)):
         return
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    is_whole = sum([meta.numel() for meta in trace.metas]) <= _FEW
+    is_whole = sum([one.numel() for one in (trace.metas if trace else tensors)]) <= _FEW
+    about = func, tuple([tensor.dtype for tensor in tensors])
     if not is_whole:
-        dtypes = tuple([tensor.dtype for tensor in tensors])
-        if dtypes[0] in _KNOWN or (func, dtypes) in _TAKEN:
+        if trace is None or tensors[0].dtype in _KNOWN or about in _TAKEN:
             return
-        _TAKEN.add((func, dtypes))
         shapes = _short(shapes)
         if not _gives_few(func, args, kwargs, tensors, shapes):
+            _TAKEN.add(about)
             return
     error = _refusal(func, args, kwargs, tensors, shapes, 0)
-    if error is None:
-        return
-    is_of_dtypes = _OF_DTYPES in str(error)
-    if is_of_dtypes or (is_whole and not any(map(_may_be_places, tensors[1:]))):
+    if error is not None and (_OF_DTYPES in str(error) or (
+            is_whole and not any(map(_may_be_places, tensors[1:])))):
         again = _refusal(func, args, kwargs, tensors, shapes, 1)
         if type(again) is type(error) and str(again) == str(error):
-            if not is_whole:
-                _TAKEN.discard((func, tuple([tensor.dtype for tensor in tensors])))
             raise error
+    if not is_whole:
+        _TAKEN.add(about)
+
+
+def _can_be_tried(trace: Trace) -> bool:
+    """Whether it draws nothing, is torch's own, and computes something."""
+    about = [facts(op.overload) for op in trace.ops]
+    return not all(one.is_view for one in about) and all(
+        one.name.startswith("aten.") and not one.is_random for one in about)
 
 
 def _may_be_places(tensor: torch.Tensor) -> bool:
@@ -101,6 +105,7 @@ def _refusal(
     shapes: Sequence[tuple[int, ...]], value: int,
 ) -> Exception | None:
     """The error of the call of tensors full of a value."""
+    state = torch.default_generator.get_state()
     try:
         _called(func, args, kwargs, tensors, shapes, "cpu", value)
     except torch.linalg.LinAlgError:  # of the values
@@ -109,6 +114,8 @@ def _refusal(
         return error
     except Exception:
         return None
+    finally:
+        torch.default_generator.set_state(state)
     return None
 
 
