@@ -16,7 +16,7 @@ import torch
 from weft.tensor.call.torchs_errors import is_torchs
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import Trace, unwatched
-from weft.tensor.trace.trees import flatten, substitute
+from weft.tensor.trace.trees import flatten, slots_of, substitute
 
 __all__ = ["check_kernels"]
 
@@ -24,6 +24,9 @@ _FEW = 1 << 12
 """Elements of all tensors of a call that is tried."""
 
 _OF_DTYPES = "not implemented for '"
+
+_PLACES = frozenset(("index", "indices", "other", "target"))
+"""Names of arguments that hold no lengths."""
 
 _KNOWN = frozenset((torch.float32, torch.float64))
 """Dtypes that every kernel takes."""
@@ -54,7 +57,7 @@ def check_kernels(
             return
     error = _refusal(func, args, kwargs, tensors, shapes, 0)
     if error is not None and (_OF_DTYPES in str(error) or (
-            is_whole and not any(map(_may_be_places, tensors[1:])))):
+            is_whole and not _tell_lengths(tensors, trace))):
         again = _refusal(func, args, kwargs, tensors, shapes, 1)
         if type(again) is type(error) and str(again) == str(error):
             raise error
@@ -69,9 +72,16 @@ def _can_be_tried(trace: Trace) -> bool:
         one.name.startswith("aten.") and not one.is_random for one in about)
 
 
-def _may_be_places(tensor: torch.Tensor) -> bool:
-    """Whether it may hold lengths or places, which few values are."""
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+def _tell_lengths(tensors: Sequence[torch.Tensor], trace: Trace | None) -> bool:
+    """Whether an operand may hold lengths, which few values are. Zeros are places, and numbers."""
+    numbers = [at for at, one in enumerate(tensors) if at and not (
+        one.is_floating_point() or one.is_complex() or one.dtype is torch.bool)]
+    if trace is None or not numbers:
+        return bool(numbers)
+    others = [op.kwargs for op in trace.ops] + [
+        arg for op in trace.ops for name, arg in zip(facts(op.overload).names, op.args)
+        if name not in _PLACES]
+    return any(slot.index in numbers for slot in slots_of(others))
 
 
 def _short(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
