@@ -176,6 +176,7 @@ REFUSED: dict[str, tuple[Any, torch.Tensor]] = {
         lambda x: F.group_norm(x[:0], 1, _zeros(2), _zeros(2)), _of(torch.float64, 2, 2)),
     "places of another number": (
         lambda x: x[0].index_reduce(0, x[:, 0].long(), x[0], "prod"), _zeros(2, 1)),
+    "weight of integers": (lambda x: F.conv1d(x, _of(torch.int64, 2, 2, 3)), _zeros(2, 2, 8)),
     "padding of too many dims": (
         lambda x: F.pad(x, (1, 1), mode="reflect"), _zeros(2, 3, 3, 3)),
     "much of it": (lambda x: F.adaptive_max_pool2d(x, 3), _of(torch.int64, 2, 9, 40, 40)),

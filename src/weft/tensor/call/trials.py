@@ -25,8 +25,11 @@ _FEW = 1 << 12
 
 _OF_DTYPES = "not implemented for '"
 
-_PLACES = frozenset(("index", "indices", "other", "target"))
-"""Names of arguments that hold no lengths."""
+_NO_LENGTHS = frozenset((
+    "bias", "index", "indices", "mat2", "other", "running_mean", "running_var", "source", "src",
+    "target", "vec", "weight",
+))
+"""Names of arguments that hold places, or numbers of any value."""
 
 _KNOWN = frozenset((torch.float32, torch.float64))
 """Dtypes that every kernel takes."""
@@ -80,7 +83,7 @@ def _tell_lengths(tensors: Sequence[torch.Tensor], trace: Trace | None) -> bool:
         return bool(numbers)
     others = [op.kwargs for op in trace.ops] + [
         arg for op in trace.ops for name, arg in zip(facts(op.overload).names, op.args)
-        if name not in _PLACES]
+        if name not in _NO_LENGTHS]
     return any(slot.index in numbers for slot in slots_of(others))
 
 
