@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -218,5 +219,26 @@ def test_each_result_may_have_a_backward_of_its_own() -> None:
             out.sum().backward()
         for mine, one in zip(given, plain):
             torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="since torch 2.13")
+def test_what_a_first_call_finds_out_is_not_saved() -> None:
+    """Neither when torch's function asks which of its operands need a gradient."""
+    x, w, classes = torch.randn(2, 7), torch.randn(3, 7), torch.tensor([2, 0])
+
+    def loss(x: Any, w: Any, classes: Any) -> Any:
+        return checkpoint(F.linear_cross_entropy, x, w, classes, use_reentrant=False)
+
+    plain = [one.clone().requires_grad_() for one in (x, w)]
+    loss(*plain, classes).backward()
+
+    def on_rank(mesh: Any) -> None:
+        mine, weight = (weft.distribute_tensor(one, mesh, where).detach().requires_grad_()
+                        for one, where in ((x.clone(), P("x")), (w.clone(), P())))
+        loss(mine, weight, weft.distribute_tensor(classes, mesh, P("x"))).backward()
+        torch.testing.assert_close(mine.grad.full_tensor(), plain[0].grad)
+        torch.testing.assert_close(weight.grad.full_tensor(), plain[1].grad)
 
     weft.testing.run(on_rank, mesh={"x": 2})
