@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -242,3 +243,31 @@ def test_what_a_first_call_finds_out_is_not_saved() -> None:
         torch.testing.assert_close(weight.grad.full_tensor(), plain[1].grad)
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@pytest.mark.parametrize("num_samples, after", [
+    (2, nn.Identity()), (2, nn.Tanh()), (3, nn.Identity()), (3, nn.Flatten()), (3, nn.Tanh()),
+])
+def test_batches_are_counted_again_only_where_torch_does(
+    num_samples: int, after: nn.Module
+) -> None:
+    """Torch's norm of instances counts when all has been saved. Two samples leave a rank without.
+    """
+    def counted(x: Any, times: int) -> tuple[list[Any], Any]:
+        norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+        out = checkpoint(nn.Sequential(norm, after), x, use_reentrant=False)
+        for _ in range(times):
+            out.square().sum().backward(retain_graph=True)
+        return [norm.running_mean, norm.running_var], x.grad
+
+    x = torch.arange(num_samples * 10.0).view(num_samples, 2, 5).sin()
+    plain = [counted(x.clone().requires_grad_(), times) for times in (1, 2)]
+
+    def on_rank(mesh: Any) -> None:
+        for times, (running, grad) in enumerate(plain, 1):
+            given = weft.distribute_tensor(x, mesh, P("x")).detach().requires_grad_()
+            mine, mine_grad = counted(given, times)
+            torch.testing.assert_close(mine, running)
+            torch.testing.assert_close(mine_grad.full_tensor(), grad)
+
+    weft.testing.run(on_rank, mesh={"x": 3})
