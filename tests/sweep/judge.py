@@ -237,6 +237,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         return _Seen(
             [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
             [None if one.grad is None else held(one.grad) for one in operands],
+            [],  # no rank is outside
             form,
             [held(one.detach()) if due is not None or (layout and layout.is_partial) else None
              for one, due, layout in zip(operands, expected.written, layouts)],

@@ -287,7 +287,7 @@ class _Spread:
             positions = range(num)
         else:
             num = self.num_dims = max(self.bodies, default=0)
-            for dim in along:  # some meta kernels take any
+            for dim in along if self.bodies else ():  # some meta kernels take any
                 if not -max(num, 1) <= dim < max(num, 1):
                     raise IndexError(
                         f"Dimension out of range (expected to be in range of [{-max(num, 1)}, "
