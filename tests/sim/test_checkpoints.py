@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -220,3 +222,52 @@ def test_each_result_may_have_a_backward_of_its_own() -> None:
             torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="since torch 2.13")
+def test_what_a_first_call_finds_out_is_not_saved() -> None:
+    """Neither when torch's function asks which of its operands need a gradient."""
+    x, w, classes = torch.randn(2, 7), torch.randn(3, 7), torch.tensor([2, 0])
+
+    def loss(x: Any, w: Any, classes: Any) -> Any:
+        return checkpoint(F.linear_cross_entropy, x, w, classes, use_reentrant=False)
+
+    plain = [one.clone().requires_grad_() for one in (x, w)]
+    loss(*plain, classes).backward()
+
+    def on_rank(mesh: Any) -> None:
+        mine, weight = (weft.distribute_tensor(one, mesh, where).detach().requires_grad_()
+                        for one, where in ((x.clone(), P("x")), (w.clone(), P())))
+        loss(mine, weight, weft.distribute_tensor(classes, mesh, P("x"))).backward()
+        torch.testing.assert_close(mine.grad.full_tensor(), plain[0].grad)
+        torch.testing.assert_close(weight.grad.full_tensor(), plain[1].grad)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@pytest.mark.parametrize("num_samples, after", [
+    (2, nn.Identity()), (2, nn.Tanh()), (3, nn.Identity()), (3, nn.Flatten()), (3, nn.Tanh()),
+])
+def test_batches_are_counted_again_only_where_torch_does(
+    num_samples: int, after: nn.Module
+) -> None:
+    """Torch's norm of instances counts when all has been saved. Two samples leave a rank without.
+    """
+    def counted(x: Any, times: int) -> tuple[list[Any], Any]:
+        norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+        out = checkpoint(nn.Sequential(norm, after), x, use_reentrant=False)
+        for _ in range(times):
+            out.square().sum().backward(retain_graph=True)
+        return [norm.running_mean, norm.running_var], x.grad
+
+    x = torch.arange(num_samples * 10.0).view(num_samples, 2, 5).sin()
+    plain = [counted(x.clone().requires_grad_(), times) for times in (1, 2)]
+
+    def on_rank(mesh: Any) -> None:
+        for times, (running, grad) in enumerate(plain, 1):
+            given = weft.distribute_tensor(x, mesh, P("x")).detach().requires_grad_()
+            mine, mine_grad = counted(given, times)
+            torch.testing.assert_close(mine, running)
+            torch.testing.assert_close(mine_grad.full_tensor(), grad)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

@@ -178,3 +178,29 @@ def test_a_slice_leaves_no_rank_without_what_the_op_needs() -> None:
     expected = F.bilinear(torch.ones(2), torch.ones(4), whole[:, :, 2:])
     for found in weft.testing.run(on_rank, mesh={"x": 3}):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("split", [
+    lambda x: x.unsafe_chunk(2), lambda x: torch.unsafe_split(x, 2),
+    lambda x: torch.unsafe_split_with_sizes(x, [1, 4]),
+])
+@pytest.mark.parametrize("written", [0, 2])
+def test_writes_to_unsafe_pieces_are_those_of_torch(split: Any, written: int) -> None:
+    """They share memory, of which autograd knows nothing."""
+    def program(x: Any) -> tuple[list[Any], Any]:
+        base = x * 1
+        tensors = [base, *split(base)]
+        tensors[written].mul_(10)
+        loss = sum((one * one).sum() * place for place, one in enumerate(tensors, 1))
+        return tensors, torch.autograd.grad(loss, x)[0]
+
+    x = torch.arange(10.0).view(5, 2)
+    expected = program(x.clone().requires_grad_())
+
+    def on_rank(mesh: Any) -> None:
+        for spec in (P("x"), P(None, "x"), P()):
+            tensors, grad = program(weft.distribute_tensor(x, mesh, spec).detach().requires_grad_())
+            found = [one.full_tensor() for one in tensors], grad.full_tensor()
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

@@ -258,3 +258,29 @@ def test_a_diagonal_is_filled_where_it_lies(mesh: Any, shape: tuple[int, int], s
     x = weft.distribute_tensor(y, mesh, spec).requires_grad_()
     (x * 2).fill_diagonal_(1).sum().backward()
     assert torch.equal(x.grad.full_tensor(), (y * 2).fill_diagonal_(0))
+
+
+@pytest.mark.parametrize("index", [
+    slice(None), ..., slice(0, 2), (slice(None), 1), slice(1, 2), 2, slice(3, None), (2, 1),
+])
+def test_numbers_are_assigned_to_expanded_rows_as_in_torch(index: Any) -> None:
+    """Where several elements are one in memory torch refuses, though a fill would do."""
+    def assigned(x: Any) -> Any:
+        rows = x.expand(3, 4)
+        try:
+            rows[index] = 5.0
+        except RuntimeError as error:
+            return str(error).split(".")[0]
+        return rows
+
+    expected = assigned(torch.arange(4.0))
+
+    def on_rank(mesh: Any) -> None:
+        for spec in (P("x"), P()):
+            found = assigned(weft.distribute_tensor(torch.arange(4.0), mesh, spec))
+            if isinstance(expected, str):
+                assert found == expected
+            else:
+                torch.testing.assert_close(found.full_tensor(), expected)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

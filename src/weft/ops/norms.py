@@ -19,6 +19,7 @@ from torch._prims_common import suggest_memory_format
 from weft.ops.precision import wide, widened
 from weft.rules import Call, Last, op, page, rule
 from weft.transport import Shards
+from weft.transport.nodes import REDUCTIONS
 
 __all__ = ["PAGE"]
 
@@ -148,9 +149,12 @@ def _with_running(
             return _normalised(x, running_mean, running_var, eps, weight, bias)
         var, mean = torch.var_mean(widened(x), tuple(range(2, x.dim())), correction=0)
         count = x.numel() // max(x.shape[0] * x.shape[1], 1)
+        out = _normalised(x, mean, var, eps, weight, bias)
+        if REDUCTIONS.on:
+            REDUCTIONS.thread.counting()  # as in torch, whose kernel has saved what it saves
         _run(running_mean, mean.detach().mean(0), momentum)
         _run(running_var, _unbiased(var, count).mean(0), momentum)
-        return _normalised(x, mean, var, eps, weight, bias)
+        return out
 
 
 def _is_of_samples(call: Call) -> bool:

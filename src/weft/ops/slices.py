@@ -148,6 +148,8 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         return (source, sizes, dim), {}
 
     op = "aten.tensor_split.indices" if apart else "aten.split_with_sizes.default"
+    if call.op.startswith("aten.unsafe_"):  # to autograd they are no views at all
+        op = "aten.unsafe_split_with_sizes.default"
     return Decision((layout,), pieces, args, op)
 
 

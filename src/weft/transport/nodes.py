@@ -76,10 +76,12 @@ def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
 
 class _Watcher(threading.local):
     passing: Callable[[], None] = staticmethod(lambda: None)
+    counting: Callable[[], None] = staticmethod(lambda: None)
 
 
 class _Reductions(Inside):
-    """Who is told, on each thread, before a value of the graph is reduced.
+    """Who is told, on each thread, before a value of the graph is reduced (`passing`), or is
+    counted in running statistics when its op has saved what it saves (`counting`).
 
     `on`: whether anybody is.
     """

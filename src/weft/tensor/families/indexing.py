@@ -22,6 +22,7 @@ from weft.tensor.families import masks
 from weft.tensor.members import hooks
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten
+from weft.tensor.views.inverse import OVERLAP
 from weft.tensor.views.moved import unwrap_view
 
 __all__ = ["PAGE"]
@@ -181,6 +182,9 @@ def _set_block(tensor: Any, items: tuple[Any, ...], value: Any) -> None:
     shape = meta[items].shape  # raises what torch raises
     view = tensor[_as_slices(items, tensor.shape)]
     if not isinstance(value, Tensor):
+        lies = zip(view.shape, view.stride())
+        if view.numel() and any(step == 0 and length > 1 for length, step in lies):
+            raise RuntimeError(OVERLAP)  # torch copies the number, which fills do not ask about
         view.fill_(value)
         return
     lead = value.dim() - len(shape)

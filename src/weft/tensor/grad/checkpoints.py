@@ -8,14 +8,16 @@ unless the end of the graph shows that ranks agree anyway:
 - A product of matrices comes last, but for ops that save nothing (a residual is added). As with
   torch the recomputation ends when the product has saved its operands, and does not compute it.
 - A reduction comes last, of such a product or of anything else: no rank repeats its collective.
+- Running statistics come last: torch, too, counts a batch again only if more is saved after it.
 
 If some rank's result is empty, the end of its graph may differ: all ranks recompute to the results.
 
 The results are no part of a second backward, through gradients that keep a graph. So what the
 first has recomputed stays with it, and the second recomputes nothing.
 
-Recomputations find the last reduction by its number. They make the same ones as the forward: they
-may find weights that have been gathered, but no value that has been reduced (`reduce_once.scope`).
+Recomputations find where to end by a number among the reductions and counted batches. They make
+the same ones as the forward: they may find weights that have been gathered, but no value that has
+been reduced (`reduce_once.scope`).
 """
 
 from __future__ import annotations
@@ -125,16 +127,18 @@ class _End:
         self.is_recomputed = False
         self.is_sharded = False  # whether a result is
         self.at_product = False
-        self.num_reductions = 0  # of this run, so far
-        self.last_node = -1  # number of the node of the last of them, for autograd
-        self.before: int | None = None  # the reduction before which a recomputation ends
+        self.num_passed = 0  # reductions and counted batches of this run, so far
+        self.reduced = -1, 0  # number of the node of the last reduction, and its own
+        self.counted = -1, 0  # number of the node after the last counted batch, and its own
+        self.before: int | None = None  # what a recomputation ends before
         self.tied: list[torch.Tensor] = []  # an empty tensor like each result
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """The forward, or a recomputation. Of nested checkpoints each counts what is its own."""
-        self.num_reductions = 0
-        with REDUCTIONS.counted(), setting(REDUCTIONS.thread, passing=self._passing):
+        self.num_passed = 0
+        told = setting(REDUCTIONS.thread, passing=self._passing, counting=self._counting)
+        with REDUCTIONS.counted(), told:
             yield
 
     @contextmanager
@@ -158,13 +162,21 @@ class _End:
             yield
 
     def _passing(self) -> None:
-        self.num_reductions += 1
-        if not self.is_recomputed:
-            self.last_node = _autograd._get_sequence_nr()
-        elif self.num_reductions == self.before:
+        if not self._ends():
+            self.reduced = _autograd._get_sequence_nr(), self.num_passed
+
+    def _counting(self) -> None:
+        if not self._ends():
+            self.counted = _autograd._get_sequence_nr(), self.num_passed
+
+    def _ends(self) -> bool:
+        """Whether this is a recomputation, which ends here if it is where it ends."""
+        self.num_passed += 1
+        if self.num_passed == self.before:
             for like in self.tied:  # the last one ends the run
                 _saved(like)
             raise torch_checkpoint._StopRecomputationError  # pyright: ignore[reportPrivateUsage]
+        return self.is_recomputed
 
     def results(self, out: Any, first: Any | None) -> Any:
         """The results as the checkpoint returns them; `first` is the node that has saved first."""
@@ -177,8 +189,8 @@ class _End:
             self.is_recomputed = True
             self.is_sharded = bool(tensors)
             can_be_empty = any(one._meta.layout.has_empty_shards for one in tensors)
-            if self.stops_early and tensors and not can_be_empty:
-                self._decide(locals_)
+            if self.stops_early and tensors:
+                self._decide(locals_, can_be_empty)
         made = {id(one): one for one in locals_}
         anchor = _Anchor(first)
 
@@ -190,11 +202,18 @@ class _End:
 
         return map_tensors(returned, out)
 
-    def _decide(self, locals_: Sequence[torch.Tensor]) -> None:
-        """From the nodes that were made last: all save nothing, and lead to the results."""
+    def _decide(self, locals_: Sequence[torch.Tensor], can_be_empty: bool) -> None:
+        """From the nodes that were made last: all save nothing, and lead to the results. If some
+        rank's can be empty, there are none at all, after a batch has been counted."""
         due = _autograd._get_sequence_nr()
         ahead = [one.grad_fn for one in locals_]
         while True:
+            # Once a value was reduced, shards may have been empty before.
+            if due == self.counted[0] and self.before is None:
+                self._end_before(self.counted[1], locals_)
+                return
+            if can_be_empty:
+                return
             due -= 1
             node = next((one for one in ahead if one and one._sequence_nr() == due), None)
             if node is None:
@@ -202,13 +221,16 @@ class _End:
             if node.name() in _PRODUCTS:
                 self.at_product, self.before = True, None
                 return
-            if due == self.last_node and self.before is None:
-                self.before = self.num_reductions
-                self.tied = [one.detach().new_empty(0) for one in locals_]
+            if due == self.reduced[0] and self.before is None:
+                self._end_before(self.reduced[1], locals_)
             elif node.name() not in _SAVE_NOTHING:
                 return
             ahead = [one for one in ahead if one is not node]
             ahead += [one for one, _ in node.next_functions]
+
+    def _end_before(self, number: int, locals_: Sequence[torch.Tensor]) -> None:
+        self.before = number
+        self.tied = [one.detach().new_empty(0) for one in locals_]
 
 
 def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -97,6 +97,11 @@ _WRITES = {"aten.native_batch_norm.default": (3, 4)}
 """Ops whose schema does not say what they write to: running statistics."""
 
 
+_VIEWS = tuple(
+    f"aten.unsafe_{name}." for name in ("chunk", "split", "split_with_sizes"))
+"""Ops whose schema does not say that their results are views."""
+
+
 @cache
 def facts(overload: OpOverload) -> Facts:
     """The facts of an overload."""
@@ -108,7 +113,8 @@ def facts(overload: OpOverload) -> Facts:
         _WRITES.get(name) or tuple(
             [at for at, info in enumerate(infos) if info is not None and info.is_write]
         ),
-        any(info is not None and not info.is_write for info in returned),
+        name.startswith(_VIEWS) or any(
+            info is not None and not info.is_write for info in returned),
         name.split(".")[1] in _MAY_COPY,
         torch.Tag.nondeterministic_seeded in overload.tags,
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError
@@ -33,11 +34,12 @@ from weft.tensor.trace.trees import Slot, flatten, map_tensors
 
 __all__ = [
     "NotCapturable", "Op", "Trace", "as_autocast", "asks_for_grad", "capture", "check_dense",
-    "meta_like", "reshaped", "unseen_meta", "unwatched",
+    "meta_like", "reshaped", "unsaved", "unseen_meta", "unwatched",
     "with_defaults",
 ]
 
 _LOCK = threading.Lock()
+_autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 
 
@@ -89,6 +91,18 @@ class Trace:
 def unwatched() -> AbstractContextManager[Any]:
     """Others' TorchDispatchModes (selective checkpoints, counters) are not shown meta tensors."""
     return _disable_current_modes() if _num_modes() else nullcontext()
+
+
+def _without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A result that is saved with its history would keep the graph that keeps it."""
+    return tensor.detach()
+
+
+def unsaved() -> AbstractContextManager[Any]:
+    """Hooks on saved tensors, of the user and of checkpoints, are not shown meta tensors."""
+    if not _autograd._saved_tensors_hooks_is_enabled():  # so that there are none
+        return nullcontext()
+    return saved_tensors_hooks(_without_history, lambda kept: kept)
 
 
 class _Recorder(SchemaCheckMode):
@@ -246,7 +260,7 @@ def capture(
         NotCapturable: the function reads values. Any error of the function itself passes through.
     """
     recorder = _Recorder(device_type)
-    with _LOCK, nullcontext() if grad else torch.no_grad(), unwatched():
+    with _LOCK, unsaved() if grad else torch.no_grad(), unwatched():
         _set_mode_pre_dispatch(recorder)
         try:
             with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():

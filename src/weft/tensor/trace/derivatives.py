@@ -12,7 +12,7 @@ import torch
 
 from weft.tensor.meta import kept
 from weft.tensor.takeover import twin_of
-from weft.tensor.trace.capture import Op, meta_like, unwatched
+from weft.tensor.trace.capture import Op, meta_like, unsaved, unwatched
 from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
 
 __all__ = ["EDGES", "Behind", "Constant", "Curved", "differentiated", "edges"]
@@ -23,14 +23,6 @@ EDGES: dict[Any, tuple[tuple[int, ...], ...]] = {}
 MAX_EDGES = 1024
 
 _GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
-_UNSEEN = torch.autograd.graph.saved_tensors_hooks
-"""Innermost, it keeps what is saved here from the hooks of the user and of checkpointing."""
-
-
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    """What is saved of a tensor. A result that is saved with its history would keep the graph that
-    keeps it."""
-    return tensor.detach()
 
 
 def differentiated(
@@ -162,8 +154,8 @@ def edges(
             for index, again, on, mine in zip(wanted, linear, curved, has) if mine
         )
 
-    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_kept, lambda kept: kept)
-    with torch.enable_grad(), quietly[0], quietly[1], unwatched():
+    quietly = torch.autograd.set_detect_anomaly(False)
+    with torch.enable_grad(), quietly, unsaved(), unwatched():
         return tuple(map(behind, flatten(call(given))))
 
 

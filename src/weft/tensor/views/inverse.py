@@ -21,7 +21,7 @@ from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
 from weft.tensor.trace.trees import flatten, slots_of, substitute
 
-__all__ = ["write"]
+__all__ = ["OVERLAP", "write"]
 
 Change = Callable[[Any], Any]
 
@@ -134,7 +134,7 @@ def _steps(op: Op, source: Tensor, place: int, value: Any) -> Sequence[Step]:
     if base in ("expand", "expand_as", "broadcast_to", "broadcast_tensors"):
         if value.shape == shape:
             return []
-        raise RuntimeError(_OVERLAP)
+        raise RuntimeError(OVERLAP)
     _refuse(name, value)
 
 
@@ -181,7 +181,7 @@ def _refuse(name: str, value: Any) -> NoReturn:
         "write to the base, or clone() the view first")
 
 
-_OVERLAP = (  # torch's own words
+OVERLAP = (  # torch's own words
     "unsupported operation: more than one element of the written-to tensor refers to a single "
     "memory location. Please clone() the tensor before performing the operation."
 )
