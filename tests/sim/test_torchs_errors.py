@@ -161,64 +161,6 @@ def test_torchs_own_words_on_all_ranks_before_anything_is_sent(name: str) -> Non
     assert weft.testing.run(on_rank, mesh={"x": 4}) == [0] * 4
 
 
-def _of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype)
-
-
-REFUSED: dict[str, tuple[Any, torch.Tensor]] = {
-    "deviation of bools": (lambda x: x.std(), _of(torch.bool, 2, 3)),
-    "pool of bools": (lambda x: F.max_pool2d(x, 2), _of(torch.bool, 2, 3, 4, 4)),
-    "columns of no integers": (lambda x: F.unfold(x.mT, 2), _of(torch.int64, 0, 1, 5, 5)),
-    "columns of no places": (lambda x: F.pixel_unshuffle(x, 2), _zeros(1, 1, 3, 0)),
-    "loss of a complex": (
-        lambda x: F.nll_loss(x[0], _of(torch.int64)), _of(torch.complex64, 1, 3)),
-    "weight of another dtype": (
-        lambda x: F.group_norm(x[:0], 1, _zeros(2), _zeros(2)), _of(torch.float64, 2, 2)),
-    "places of another number": (
-        lambda x: x[0].index_reduce(0, x[:, 0].long(), x[0], "prod"), _zeros(2, 1)),
-    "weight of integers": (lambda x: F.conv1d(x, _of(torch.int64, 2, 2, 3)), _zeros(2, 2, 8)),
-    "padding of too many dims": (
-        lambda x: F.pad(x, (1, 1), mode="reflect"), _zeros(2, 3, 3, 3)),
-    "much of it": (lambda x: F.adaptive_max_pool2d(x, 3), _of(torch.int64, 2, 9, 40, 40)),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_kernels_refuse_is_refused_where_no_kernel_runs(name: str) -> None:
-    call, given = REFUSED[name]
-    with pytest.raises(Exception) as plain:
-        call(given)
-
-    def on_rank(mesh: Any) -> int:
-        x = weft.distribute_tensor(given, mesh, P(*[None] * (given.ndim - 1), "x"))
-        y = weft.distribute_tensor(given, mesh, P("x"))
-        with weft.explain() as log:
-            for one in (x, y):
-                with pytest.raises(plain.type) as told:
-                    call(one)
-                assert str(told.value) == str(plain.value)
-        return len(log.events)
-
-    assert weft.testing.run(on_rank, mesh={"x": 3}) == [0] * 3
-
-
-def test_what_data_decides_is_not_tried() -> None:
-    """On zeros, torch refuses each of them."""
-    ones = torch.ones(3, dtype=torch.int64)
-    calls = (
-        lambda x: x @ torch.linalg.inv(torch.eye(3) + 0 * x[0]),
-        lambda x: 6 // (x.long() + ones),
-        lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([1, 1])),
-    )
-
-    def on_rank(mesh: Any) -> None:
-        for call in calls:
-            x = weft.distribute_tensor(torch.eye(2, 3), mesh, P("x"))
-            torch.testing.assert_close(call(x).full_tensor(), call(torch.eye(2, 3)))
-
-    weft.testing.run(on_rank, mesh={"x": 3})
-
-
 _ROWS = torch.arange(24.0).reshape(6, 4)
 _PLACES = torch.tensor([0, 1, 2, 3, 0, 99])
 

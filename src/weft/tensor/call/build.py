@@ -28,7 +28,6 @@ from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.sizes import Sizes, keep, known_for
-from weft.tensor.call.trials import check_kernels
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
@@ -312,22 +311,6 @@ def _captured(
 
 
 def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
-    device_type = tensors[0].device.type
-    if device_type == "meta":  # tensors without memory: what runs is as on their mesh
-        device_type = next(
-            (one.device_mesh.kernel_type for one in tensors if type(one) is ShardTensor), "cpu")
-    try:
-        trace = _recorded(func, args, kwargs, tensors, device_type)
-    except NotCapturable:
-        check_kernels(func, args, kwargs, tensors, None, device_type)
-        raise
-    check_kernels(func, args, kwargs, tensors, trace, device_type)
-    return trace
-
-
-def _recorded(
-    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], device_type: str
-) -> Trace:
     metas = [meta_like(tensor) for tensor in tensors]
     asks = asks_for_grad(func)
     if asks:
@@ -335,6 +318,10 @@ def _recorded(
             meta.requires_grad_(tensor.requires_grad) for meta, tensor in zip(metas, tensors)
         ]
     args, kwargs = substitute((args, kwargs), iter(metas))
+    device_type = tensors[0].device.type
+    if device_type == "meta":  # tensors without memory: what runs is as on their mesh
+        device_type = next(
+            (one.device_mesh.kernel_type for one in tensors if type(one) is ShardTensor), "cpu")
     entry = ops.FUNCTIONS.get(func)
     if entry is not None and not entry.each_call:
         assert entry.compose is not None

@@ -23,7 +23,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import unwatched
 from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["in_torchs_words", "is_torchs", "told_of", "with_layouts"]
+__all__ = ["in_torchs_words", "told_of", "with_layouts"]
 
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
@@ -44,9 +44,10 @@ _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 
 def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
     """The error that torch's kernels raise for a call, if they do; else the given one."""
+    is_torchs = str(getattr(func, "__module__", None) or "torch").startswith("torch")
     tensors = flatten((args, kwargs))
     is_wefts = isinstance(error, (errors.WeftError, Warning))
-    if not is_torchs(func) or (is_wefts and not isinstance(error, errors.LayoutError)) or (
+    if not is_torchs or (is_wefts and not isinstance(error, errors.LayoutError)) or (
         sum([one.numel() for one in tensors]) > _FEW
         or not all(one.device.type == "cpu" and dense(one) for one in tensors)
     ):
@@ -67,11 +68,6 @@ def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exce
     finally:
         torch.default_generator.set_state(state)
     return error
-
-
-def is_torchs(func: Any) -> bool:
-    """Whether a function is torch's, in C or in Python."""
-    return str(getattr(func, "__module__", None) or "torch").startswith("torch")
 
 
 def with_layouts(
