@@ -129,6 +129,7 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "channels of a transpose": (lambda x: F.conv_transpose1d(x, _zeros(5, 2, 2)), (1, 4, 7)),
     "output padding": (
         lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), output_padding=2), (1, 4, 7)),
+    "integers": (lambda x: x.long().std(1), (1, 4, 7)),
     "stride": (lambda x: F.conv1d(x, _zeros(5, 4, 2), stride=-1), (1, 4, 7)),
     "padding of a transpose": (
         lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), padding=-1), (1, 4, 7)),

@@ -172,7 +172,14 @@ def _spread(name: str, root: bool, with_mean: bool) -> Entry:
     """One of the four. torch warns of too few degrees of freedom where a shard is empty."""
     text = "... s~ -> ..., ..." if with_mean else "... s~ -> ..."
     kernel = _variance(root, with_mean)
-    return op(name, rule(text, along="dim", on_box=unless_idle), kernel=kernel)
+    words = name if with_mean else "std and var"
+
+    def check(x: Tensor, *args: Any, **kwargs: Any) -> None:
+        """torch's meta kernels take all dtypes; the result is theirs."""
+        if not (x.is_floating_point() or x.is_complex()):
+            raise RuntimeError(f"{words} only support floating point and complex dtypes")
+
+    return op(name, rule(text, along="dim", on_box=unless_idle), kernel=kernel, result=check)
 
 
 PAGE = page(
