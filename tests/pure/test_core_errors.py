@@ -122,7 +122,7 @@ Layout(placements): 'P(dp)', of type str, is no placement.
 Layout(placements): ['shard(0)', 'replicate'] has 2 names among 2 entries.
   Rule: a spec of names is a P, with one entry per tensor dim; a list has placements, one per mesh axis.
   Offenders: 'shard(0)', 'replicate'
-  Fix: [Shard(0), Replicate()], of objects; or P('dp', None)"""),
+  Fix: P('dp', None), or [Shard(0), Replicate()]"""),
     'Layout(MESH, (8, 8), [Partial("max"), Partial("sum")])': (PlacementError, """
 Layout(placements): 2 kinds of reduction on one tensor of Mesh(dp=2, tp=4).
   Rule: all partial axes have one kind; only sum and avg may stand together.

@@ -133,7 +133,7 @@ def _no_spec(entries: Sequence[Any], call: str) -> ShardTypeError:
     names = list(map(repr, texts))
     fix = f"P({', '.join(map(repr, entries))})"
     if not all(map(is_name, texts)):
-        fix = "[Shard(0), Replicate()], of objects; or P('dp', None)"
+        fix = "P('dp', None), or [Shard(0), Replicate()]"
     return ShardTypeError(
         call, f"{entries!r} has {len(names)} names among {len(entries)} entries",
         "a spec of names is a P, with one entry per tensor dim; a list has placements, one "

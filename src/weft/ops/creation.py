@@ -1,5 +1,5 @@
-"""Tensors made beside another tensor, whose elements are not read: its layout stays where the shape
-is its shape or about that, and of partial values only the shape counts."""
+"""Tensors made beside another tensor, whose elements are not read: its layout stays in dims of
+about its length, and of partial values only the shape counts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["PAGE"]
 
 
 def _new(call: Call, wants_grad: Any) -> str:
-    """Of as many dims as the operand, it is sharded in those that are as long, in proportion in
-    those that are longer, or half as long; else replicated."""
+    """Of as many dims as the operand, it is sharded as that in dims of the same length, and in
+    proportion in longer ones and in those of at least half the length; else replicated."""
     shape = call.results[0].shape
     given, made = ([f"{name}{dim}!" for dim in range(len(shape))] for name in "xy")
     if len(call.tensors[0].shape) != len(shape):
