@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from weft.comm import (
     BoundMesh,
     as_bound_mesh,
     current_mesh,
+    group_calls,
     init_mesh,
     process_group,
     run_simulated,
@@ -58,6 +60,32 @@ def test_gloo_and_simulated_ranks_agree_bit_for_bit(gloo: GlooWorld) -> None:
     simulated = run_simulated(random_reductions, mesh=axes)
     for mine, theirs in zip(gloo.run(random_reductions, axes), simulated, strict=True):
         assert [one.tobytes() for one in mine] == [one.tobytes() for one in theirs]
+
+
+def lent(mesh):
+    """How many buffers each collective lends to the backend."""
+    comm, x, counts = mesh.comm((0, 1)), torch.ones(8), {}
+    calls = {
+        "all_reduce": lambda: mesh.comm((0,)).all_reduce(x, "sum"),  # of two: gloo's own
+        "all_gather": lambda: comm.all_gather(x, (8,) * 4),
+        "uneven": lambda: comm.all_gather(x[:mesh.rank], (0, 1, 2, 3)),
+        "reduce_scatter": lambda: comm.reduce_scatter(x, (2,) * 4, "sum"),
+        "all_to_all": lambda: comm.all_to_all(x, (2,) * 4, (2,) * 4),
+        "broadcast": lambda: comm.broadcast(x, 0),
+    }
+    for name, call in calls.items():
+        with mock.patch.object(group_calls, "lend", side_effect=group_calls.lend) as spy:
+            call()
+        counts[name] = spy.call_count
+    return counts
+
+
+def test_no_collective_gives_the_backend_a_buffer_that_it_may_be_last_to_hold(
+    gloo: GlooWorld,
+) -> None:
+    expected = {"all_reduce": 1, "all_gather": 2, "uneven": 2, "reduce_scatter": 2,
+                "all_to_all": 2, "broadcast": 1}
+    assert gloo.run(lent, {"dp": 2, "tp": 2}) == [expected] * 4
 
 
 def wrapping(mesh):

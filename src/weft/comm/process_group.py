@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -113,7 +114,8 @@ class ProcessCommunicator(GroupCalls):
             total = x if own else x.clone()
             # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
             group = self._alive("all_reduce")
-            wait = self._start("all_reduce", group.allreduce, [total], _REDUCE[kind])
+            reduce = partial(_reduce, group, _REDUCE[kind])
+            wait = self._start("all_reduce", reduce, total)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
@@ -237,6 +239,10 @@ class ProcessCommunicator(GroupCalls):
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         parts = self._all_gather(mine, sizes).cpu().split(sizes)
         return [part.numpy().tobytes() for part in parts]
+
+
+def _reduce(group: dist.ProcessGroup, options: Any, x: Tensor) -> Any:
+    return group.allreduce([x], options)
 
 
 def _then(wait: Wait, result: Finish) -> Finish:
