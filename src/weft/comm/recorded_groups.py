@@ -118,6 +118,10 @@ class RecordedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "gloo"
 
+    def _get_backend(self, device: Any) -> Any:
+        """Also for meta tensors: torch 2.14 asks whether the backend joins messages."""
+        return self
+
     def _record(
         self, op: str, nbytes: int, kept: Any = (), between: tuple[int, ...] = ()
     ) -> _Done:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -158,8 +159,15 @@ class _End:
                 kept.value = value
             return value
 
-        with saved_tensors_hooks(lambda x: _Kept(pack(x)), value_of):
-            yield
+        @wraps(pack, assigned=())  # torch 2.14 marks its own hooks, with the user's beneath
+        def kept_of(x: torch.Tensor) -> _Kept:
+            return _Kept(pack(x))
+
+        try:
+            with saved_tensors_hooks(kept_of, value_of):
+                yield
+        finally:
+            vars(kept_of).clear()  # the graph refers to it, and would keep the user's hooks
 
     def _passing(self) -> None:
         if not self._ends():

@@ -159,13 +159,14 @@ class _Recorder(SchemaCheckMode):
 
     def _as_there(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result on the device meant, whose autocast and strides meta tensors do not
-        know: by fake tensors. A torch without CUDA refuses some ops (`grid_sampler`): the CPU's
-        autocast then stands for CUDA's."""
+        know: by fake tensors. A torch without CUDA, or without a driver, refuses some ops
+        (`grid_sampler`): the CPU's autocast then stands for CUDA's."""
         kind = self.device_type
         try:
             return _on_fakes(func, args, kwargs, kind)
         except (RuntimeError, AssertionError) as error:
-            if kind != "cuda" or torch.cuda.is_available() or "cuda" not in str(error).lower():
+            named = any(one in str(error) for one in ("cuda", "CUDA", "NVIDIA"))
+            if kind != "cuda" or torch.cuda.is_available() or not named:
                 raise
             with torch.autocast("cpu", torch.get_autocast_dtype(kind), self.autocast):
                 return _on_fakes(func, args, kwargs, "cpu")
