@@ -341,12 +341,8 @@ def _device(device_type: str) -> torch.device:
 
 
 def check_device_type(device_type: str, call: str = "init_mesh(device_type)") -> None:
-    """Raise if no rank of this process can compute on devices of a type.
-
-    Raises:
-        ShardTypeError: not a type of device.
-        MeshError: torch finds no device of it.
-    """
+    """Raise ShardTypeError for what is no type of device, and MeshError where torch finds no device
+    of it."""
     if device_type in ("cpu", "meta"):
         return
     try:

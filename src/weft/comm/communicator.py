@@ -219,11 +219,8 @@ class Communicator(ABC):
     def _agree(
         self, op: str, *facts: Hashable, send: tuple[int, ...] = (), recv: tuple[int, ...] = ()
     ) -> None:
-        """Compare the requests of the ranks of the group before they are carried out.
-
-        Raises:
-            CommunicationError: on all of them, if they request different things.
-        """
+        """Compare the requests of the ranks of the group before they are carried out; all of them
+        raise CommunicationError if they differ."""
         if self.size > 1:
             ask = CollectiveCall(op, self.axes, self.ranks, facts, send=send, recv=recv)
             said = self._roll_call(ask.by_now())

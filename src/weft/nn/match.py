@@ -169,13 +169,7 @@ def brought_of(
 
 
 def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
-    """The pins of one spec in `activations`.
-
-    Raises:
-        ModuleError: a style that fixes nothing.
-        ShardTypeError: not a spec.
-        MeshError: an axis that the mesh does not have.
-    """
+    """The pins of one spec in `activations`."""
     if isinstance(spec, Style):
         pins = spec.pins(mesh)
         if not pins:

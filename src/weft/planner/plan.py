@@ -176,11 +176,7 @@ def plan(
 
 
 def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
-    """The layouts of a tensor that has one, and of placements on the mesh of `src`.
-
-    Raises:
-        ShardTypeError: something that is none of them.
-    """
+    """The layouts of a tensor that has one, and of placements on the mesh of `src`."""
     ends = [one if isinstance(one, Layout) else getattr(one, "sharding", one)
             for one in (src, dst)]
     first, last = ends

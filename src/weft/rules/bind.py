@@ -219,11 +219,7 @@ def _named(
     pattern: Pattern, places: tuple[int, ...], operands: Sequence[Shape],
     result_ndims: tuple[int, ...], results: Sequence[Shape], along: Along,
 ) -> _Named:
-    """The tensors with a name for every dim.
-
-    Raises:
-        LayoutError: tensors whose numbers of dims differ from the string.
-    """
+    """The tensors with a name for every dim."""
     try:
         return _name(pattern, places, tuple(map(len, operands)), result_ndims, along)
     except _Misfit as misfit:

@@ -56,11 +56,8 @@ class OwnRule:
             yield pattern
 
     def check(self, pattern: Pattern) -> None:
-        """Raise if `linear` or `nonempty` name something that is not in the string.
-
-        Raises:
-            PlacementError: they do; or the kind of reduction is a mean.
-        """
+        """Raise PlacementError if `linear` or `nonempty` name something that is not in the string,
+        or if the kind of reduction is a mean."""
         count = len(pattern.operands)
         wrong = [f"linear={members}" for members in self.linear
                  if not all(0 <= member < count for member in members)]

@@ -151,11 +151,7 @@ def _strides(x: Tensor, num: int, first: int, count: int) -> tuple[int, ...] | N
 
 
 def check_shape(x: Tensor, mask: Tensor, first: int) -> None:
-    """Raise what torch raises of a mask that does not fit.
-
-    Raises:
-        IndexError: it does not.
-    """
+    """Raise torch's IndexError of a mask that does not fit."""
     if tuple(mask.shape) != tuple(x.shape[first : first + mask.dim()]):
         at = next((
             dim for dim, length in enumerate(mask.shape)

@@ -357,11 +357,8 @@ def _said(error: Exception) -> str:
 
 
 def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
-    """Raise where a result of a call cannot be a ShardTensor.
-
-    Raises:
-        UnsupportedOpError: it is sparse, nested, quantized, or of some library's own format.
-    """
+    """Raise UnsupportedOpError where a result of a call is sparse, nested, quantized, or of some
+    library's own format."""
     if not dense(tensor) or tensor.is_quantized:
         shape = "" if tensor.is_nested else f" of shape {tuple(tensor.shape)}"
         form = "nested" if tensor.is_nested else str(tensor.layout)
