@@ -35,12 +35,7 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
 
 
 def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
-    """The lengths of a global shape.
-
-    Raises:
-        LayoutError: a negative length.
-        ShardTypeError: something that is not a whole number.
-    """
+    """The lengths of a global shape, as checked whole numbers."""
     lengths = integers(shape, "Layout(shape)", "lengths", "Layout(mesh, (8, 16), P('dp'))")
     negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]
     if negative:

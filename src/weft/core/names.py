@@ -81,14 +81,8 @@ def own_names(
     call: str, given: Mapping[str, Any], names: Mapping[str, str],
     known: Collection[str] | None, advice: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The named arguments of a call, each by its own name.
-
-    Args:
-        known: the call's own names; None takes all.
-
-    Raises:
-        ShardTypeError: an unknown name; something given by two names.
-    """
+    """The named arguments of a call, each by its own name. `known` are the call's own names; None
+    takes all."""
     own = dict(given)
     for other in names.keys() & given.keys():
         name, value = names[other], own.pop(other)

@@ -195,11 +195,7 @@ class SequenceParallel(Style):
 
 
 def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
-    """The axis that a style shards over.
-
-    Raises:
-        MeshError: none is named, and the mesh has several.
-    """
+    """The axis that a style shards over; MeshError if none is named and the mesh has several."""
     if axis is not None:
         return axis
     if mesh.ndim != 1:

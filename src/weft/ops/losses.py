@@ -84,11 +84,7 @@ def _reduced(name: str, text: Any, **more: Any) -> Entry:
 
 
 def _of_classes(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Each sample by itself; its target is a class, or the probabilities of all classes.
-
-    Raises:
-        RuntimeError: torch's own, if weights require a gradient and targets are classes.
-    """
+    """Each sample by itself; its target is a class, or the probabilities of all classes."""
     x, target, *_ = call.tensors
     has_all = target.dtype.startswith(("float", "bfloat"))
     if any(wants_grad[2:]) and not has_all:
@@ -232,11 +228,8 @@ def _refuse_outside(
 
 
 def _agreed(shards: Shards, count: Tensor, wrong: str = "") -> Tensor:
-    """The sum of the counts of all shards.
-
-    Raises:
-        IndexError: on all ranks, if one of them has a `wrong` target: its count is -inf.
-    """
+    """The sum of the counts of all shards. All ranks raise IndexError if one of them has a `wrong`
+    target: its count is -inf."""
     total = shards.psum(count)
     if total.device.type == "cpu" and not torch.isfinite(total):  # weights may be infinite, too
         told = first_told(shards.group(), wrong)
@@ -266,11 +259,7 @@ def _gaussian_nll(
     input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Elementwise, and reduced; whether a variance is negative is read.
-
-    Raises:
-        ValueError: a negative variance, variances of another size, an unknown reduction.
-    """
+    """Elementwise, and reduced; whether a variance is negative is read."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input, var)
     if bool((var.detach() < 0).any()):

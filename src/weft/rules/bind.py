@@ -181,11 +181,8 @@ def _broadcast(
 
 
 def result_shapes(pattern: Pattern, operands: Sequence[Shape]) -> list[tuple[int, ...]]:
-    """The shapes of the results, from those of the operands.
-
-    Raises:
-        LayoutError: operands that do not fit, or a factor whose size they do not determine.
-    """
+    """The shapes of the results, from those of the operands; LayoutError if these do not fit, or do
+    not determine the size of a factor."""
     places = operand_places(pattern, len(operands))
     if places is None:
         raise pattern.misfit(f"{len(operands)} operands are given, the rule has "

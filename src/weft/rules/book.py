@@ -79,11 +79,8 @@ class RuleText:
         return self.serves is None and all(type(text) is str for text in self.texts)
 
     def bind(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
-        """The rule of a call; None if it does not cover the call.
-
-        Raises:
-            LayoutError: tensors that the string does not fit.
-        """
+        """The rule of a call; None if it does not cover the call. LayoutError if the string does
+        not fit."""
         if self.serves is not None and not self.serves(call):
             return None
         shapes = [tensor.shape for tensor in call.tensors]

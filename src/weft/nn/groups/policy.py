@@ -108,12 +108,8 @@ def _is_in(path: str, others: list[str]) -> bool:
 
 
 def check_gather(module: nn.Module, given: Any) -> None:
-    """Check the argument `gather`.
-
-    Raises:
-        LayoutError: a pattern that matches no module.
-        ShardTypeError: not a map, or what it maps to is no Gather, nor a bool.
-    """
+    """Raise LayoutError for a pattern of the argument `gather` that matches no module, and
+    ShardTypeError for what is no map to Gather or bool."""
     if given is None or isinstance(given, bool):
         return
     wrong = [f"{given!r}"] if not isinstance(given, Mapping) else [

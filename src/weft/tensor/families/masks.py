@@ -217,11 +217,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 
 
 def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """The first `size` of what `nonzero` finds, and `fill_value` where it finds less.
-
-    Raises:
-        RuntimeError: a negative size.
-    """
+    """The first `size` of what `nonzero` finds, and `fill_value` where it finds less."""
     if size < 0:
         raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
     found = nonzero(input)[:size]
@@ -237,11 +233,7 @@ def _places(input: Tensor) -> Any:
 
 
 def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Where the mask is true, the elements of `source` in order: each rank gets its own.
-
-    Raises:
-        RuntimeError: `source` has fewer elements than the mask selects.
-    """
+    """Where the mask is true, the elements of `source` in order: each rank gets its own."""
     if mask.dtype is not torch.bool:
         raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got {mask.dtype}")
     if input.dtype is not source.dtype:

@@ -157,11 +157,7 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
 
 
 def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
-    """`x.set_(source)`: x shares the memory of a tensor with its shape and dtype.
-
-    Raises:
-        UnsupportedOpError: the source is a storage, a plain tensor, or has another shape or dtype.
-    """
+    """`x.set_(source)`: x shares the memory of a tensor with its shape and dtype."""
     same = type(source) is ShardTensor and source._meta.mesh == tensor._meta.mesh and (
         (source.shape, source.dtype) == (tensor.shape, tensor.dtype)
     )

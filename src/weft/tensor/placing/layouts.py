@@ -26,14 +26,8 @@ __all__ = [
 def as_layout(
     mesh: BoundMesh, shape: Sequence[int], placements: Any, call: str = "placements"
 ) -> Layout:
-    """The layout that placements, a P or a Layout mean for a tensor of this shape.
-
-    Args:
-        call: the public call and its argument, for errors.
-
-    Raises:
-        LayoutError: a Layout of another mesh or shape.
-    """
+    """The layout that placements, a P or a Layout mean for a tensor of this shape. `call` is the
+    public call and its argument, for errors."""
     if isinstance(placements, ShardTensor):
         placements = placements.sharding
     if not isinstance(placements, Layout):

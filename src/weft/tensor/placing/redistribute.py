@@ -276,11 +276,7 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
 def placed_gradients(
     mesh: BoundMesh, layout: Layout, placements: Any, dtype: torch.dtype, call: str
 ) -> Layout:
-    """The layout of gradients of local tensors in the user's placements.
-
-    Raises:
-        PlacementError: a gradient that cannot be that of the local tensors.
-    """
+    """The layout of gradients of local tensors in the user's placements."""
     given = as_layout(mesh, layout.shape, placements, f"{call}(grad_placements)")
     wrong = [
         f"{name}: {_word(given, axis)} for {_word(layout, axis)}"
