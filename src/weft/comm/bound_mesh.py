@@ -193,7 +193,6 @@ class BoundMesh(Mesh):
         return tuple([self.rank_at(self.position(place)) for place in self.along(axes, at)])
 
     def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
-        """The names of axes."""
         return tuple(self.axis_names[axis] for axis in axes)
 
     def group_ranks(

@@ -47,7 +47,6 @@ def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def listed(value: object) -> Sequence[Any] | None:
-    """`value`, if it is a tuple or a list."""
     return cast(Sequence[Any], value) if isinstance(value, (tuple, list)) else None
 
 

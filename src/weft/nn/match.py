@@ -159,7 +159,6 @@ def brought_of(
 
 
 def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
-    """The pins of one spec in `activations`."""
     if isinstance(spec, Style):
         pins = spec.pins(mesh)
         if not pins:

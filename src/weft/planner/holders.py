@@ -78,7 +78,6 @@ class Side:
         return None if position is None else mesh.coordinate(position)
 
     def cell(self, at: Coordinate) -> Cell:
-        """The cell at a coordinate."""
         indices = [self.layout.shard_index(dim, at) for dim in range(self.layout.ndim)]
         return (*indices, *self.term(at))
 
@@ -87,7 +86,6 @@ class Side:
         return tuple([at[axis] for axis in self.terms])
 
     def box(self, cell: Cell) -> Box:
-        """The box of a cell."""
         return tuple([self.layout.interval(dim, cell[dim]) for dim in range(self.layout.ndim)])
 
     def copy(self, at: Coordinate) -> int:

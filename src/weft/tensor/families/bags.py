@@ -213,7 +213,6 @@ def _largest(
 
 
 def _elements(weight: Tensor, row: Tensor, has: Tensor) -> Tensor:
-    """The elements of these rows, and zeros."""
     if not len(weight):
         return weight.sum(0).expand(len(row), -1)
     columns = torch.arange(weight.shape[1], device=row.device)

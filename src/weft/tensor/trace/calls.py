@@ -104,7 +104,6 @@ _VIEWS = tuple(
 
 @cache
 def facts(overload: OpOverload) -> Facts:
-    """The facts of an overload."""
     name, schema = str(overload), overload._schema
     infos = [argument.alias_info for argument in schema.arguments]
     returned = [one.alias_info for one in schema.returns]
