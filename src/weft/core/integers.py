@@ -28,7 +28,8 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
         whole = ()
     if len(whole) == len(given) and bool not in set(map(type, given)):
         return whole
-    bad = [f"{value!r} ({type(value).__name__})" for value in given if not _is_whole(value)]
+    bad = [f"{value!r} ({type(value).__name__})" for value in given
+           if not hasattr(value, "__index__") or isinstance(value, bool)]
     raise ShardTypeError(
         call, f"{len(bad)} of {len(given)} entries are no whole numbers",
         f"{what} are whole numbers", bad, fix)
@@ -48,7 +49,3 @@ def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
 
 def listed(value: object) -> Sequence[Any] | None:
     return cast(Sequence[Any], value) if isinstance(value, (tuple, list)) else None
-
-
-def _is_whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)

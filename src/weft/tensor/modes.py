@@ -26,8 +26,7 @@ from weft.transport.transition import Transition
 __all__ = [
     "DEBUG", "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
     "check_transforms", "debug", "explain", "inside_region", "is_inside_region", "is_strict",
-    "num_dispatch_modes",
-    "source_line", "strict", "tracing", "warn",
+    "num_dispatch_modes", "source_line", "strict", "warn",
 ]
 
 
@@ -119,11 +118,6 @@ def debug(enabled: bool = True) -> Iterator[None]:
     switch = setting(this_world().debug, on=enabled)
     with switch, traffic.STATE.counted(enabled), DEBUG.counted(enabled):
         yield
-
-
-def tracing() -> AbstractContextManager[None]:
-    """Around torch.jit.trace: calls go by the general route, which sees whether it runs."""
-    return STRICT.counted()
 
 
 num_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]

@@ -74,7 +74,7 @@ def policies_of(
         for pattern, policy in given.items():
             if fnmatchcase(path, pattern):
                 above = inner.setdefault(pattern, [])
-                if _is_in(path, above):
+                if any(path.startswith(f"{one}." if one else "") for one in above):
                     break
                 above.append(path)
                 matched |= part is module
@@ -101,10 +101,6 @@ def _members(module: nn.Module, above: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _runs(module: nn.Module) -> bool:
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
-
-
-def _is_in(path: str, others: list[str]) -> bool:
-    return any(path.startswith(f"{one}." if one else "") for one in others)
 
 
 def check_gather(module: nn.Module, given: Any) -> None:

@@ -59,7 +59,10 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if leaves:
         _leave_leaf(tensor, data)
     elif moves:
-        _take_memory(tensor, data)
+        # torch would make another parameter from or to the meta device; weft's stays the same.
+        new = data.requires_grad_(tensor._local.requires_grad)
+        take_hooks(tensor._local, new)
+        tensor._local = track_leaf(new)
         if grad is not None:  # a gradient there has no values, and one here has yet to get them
             tensor._local.grad, grad = torch.zeros_like(data), None
     else:
@@ -136,13 +139,6 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
             accumulate(found._local, total, torch.is_grad_enabled())
 
     old.register_post_accumulate_grad_hook(pass_on)
-
-
-def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
-    """From or to the meta device: torch would make another parameter, weft's stays the same."""
-    old, new = tensor._local, data.requires_grad_(tensor._local.requires_grad)
-    take_hooks(old, new)
-    tensor._local = track_leaf(new)
 
 
 def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
