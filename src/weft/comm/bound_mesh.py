@@ -140,8 +140,7 @@ class BoundMesh(Mesh):
             setattr(self, slot, getattr(value, slot))
         self.world, self.rank, self.device_type = world, world.rank, device_type
         self.device = _device(device_type)
-        position = value.position_of_rank(world.rank)
-        self.here = None if position is None else value.coordinate(position)
+        self.here = value.coordinate_of_rank(world.rank)
         self.cache = {}
         self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value

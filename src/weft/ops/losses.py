@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.ops.indexing.row_exchange import first_told
 from weft.ops.precision import HALF, wide
+from weft.ops.reductions import in_half
 from weft.ops.softmax import log_softmax
 from weft.rules import Call, Entry, op, page, rule
 from weft.transport import Shards
@@ -24,10 +25,6 @@ from weft.transport import Shards
 __all__ = ["PAGE"]
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for reduction=
-
-
-def _is_half(call: Call) -> bool:
-    return getattr(torch, call.results[0].dtype) in HALF
 
 
 # Losses of elements and of rows.
@@ -41,7 +38,7 @@ def _of_elements(call: Call, wants_grad: Any) -> str | None:
     if reduction == _MEAN:
         if first not in others:
             return None
-        return "{...~} -> " if _is_half(call) else "{...~:sum} -> "
+        return "{...~} -> " if in_half(call) else "{...~:sum} -> "
     return "{...:sum} -> " if reduction == _SUM else "{...} -> ..."
 
 
@@ -53,7 +50,7 @@ def _of_rows(call: Call, wants_grad: Any) -> str:
         case 0:
             return "b>0 c!, b c -> b"
         case 1:
-            mark = "~" if _is_half(call) else "~:sum"
+            mark = "~" if in_half(call) else "~:sum"
             return f"b>0{mark} c!, b{mark} c -> "
     return "b>0:sum c!, b c -> "
 

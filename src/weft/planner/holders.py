@@ -73,9 +73,7 @@ class Side:
 
     def at(self, rank: int) -> Coordinate | None:
         """The coordinate of a device; None outside the mesh."""
-        mesh = self.layout.mesh
-        position = mesh.position_of_rank(rank)
-        return None if position is None else mesh.coordinate(position)
+        return self.layout.mesh.coordinate_of_rank(rank)
 
     def cell(self, at: Coordinate) -> Cell:
         indices = [self.layout.shard_index(dim, at) for dim in range(self.layout.ndim)]

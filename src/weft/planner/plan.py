@@ -86,9 +86,8 @@ class Plan(AsPicture):
                 f"plan.bytes_received({self.dst.mesh.rank_at(0)})")
         total = 0
         for step in self.steps:
-            position = step.dst.mesh.position_of_rank(rank)
-            if position is not None:
-                at = step.dst.mesh.coordinate(position)
+            at = step.dst.mesh.coordinate_of_rank(rank)
+            if at is not None:
                 total += step_nbytes_at(step, at, self.itemsize)
         return total
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.core.cuts import cuts_from_sizes
 from weft.rules import op, page
 from weft.tensor import modes
 from weft.tensor.call import outside
@@ -123,10 +123,6 @@ def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
         return send_packed(mesh, name, local_of(mask), own, to)
 
 
-def _offsets(counts: Sequence[int]) -> tuple[int, ...]:
-    return (0, *accumulate(counts))
-
-
 def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -> ShardTensor:
     """`x[:, mask]`, with `first` dims in front: those elements for which the mask is true.
 
@@ -136,7 +132,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     check_shape(x, mask, first)
     both = _aligned(name, x, mask, first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
-    cuts = _offsets(both.counts(name, local.shape[first]))
+    cuts = cuts_from_sizes(both.counts(name, local.shape[first]))
     layout = both.selected(mask.dim(), cuts)
     return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
@@ -208,7 +204,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     start, _ = both.layout.box_at(both.mesh.here)[0]
     if start:
         found[:, 0] += start
-    cuts = _offsets(both.counts("nonzero", len(found)))
+    cuts = cuts_from_sizes(both.counts("nonzero", len(found)))
     line = both.line(cuts)
     if not as_tuple:
         layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
@@ -245,7 +241,7 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     both = _aligned(
         "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
     )
-    cuts = _offsets(both.counts("masked_scatter"))
+    cuts = cuts_from_sizes(both.counts("masked_scatter"))
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
@@ -282,7 +278,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         return
     _check_dtype(x, value)
     both = _aligned("__setitem__", x, mask, first, reduced=True)
-    cuts = _offsets(both.counts("__setitem__"))
+    cuts = cuts_from_sizes(both.counts("__setitem__"))
     result = both.selected(num, cuts)
     if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
         raise RuntimeError(

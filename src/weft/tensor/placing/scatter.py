@@ -386,9 +386,9 @@ def _send_blocks(
     else:
         for to, rank in enumerate(comm.ranks):
             if to != place:
-                position = mesh.position_of_rank(rank)
-                assert position is not None
-                block = _block(full, layout, mesh.coordinate(position)).to(mesh.device)
+                at = mesh.coordinate_of_rank(rank)
+                assert at is not None
+                block = _block(full, layout, at).to(mesh.device)
                 block = block.contiguous()
                 send += [(to, block)] if block.numel() else []
     comm.swap(send, recv, local.dtype)()
