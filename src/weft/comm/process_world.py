@@ -95,8 +95,7 @@ class ProcessWorld(World):
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], rows: Rows, backend: str | None
     ) -> dist.ProcessGroup:
         """A group made by its members alone; by the whole world if the backend splits one."""
-        # New groups are split off a bound default one, which requires all of its ranks.
-        splits = getattr(self.default, "bound_device_id", None) is not None
+        splits = self._splits()
         groups = rows() if splits else [ranks]
         if splits and sum(map(len, groups)) < self.size:
             raise _cannot_split(groups, self.size)
@@ -122,6 +121,10 @@ class ProcessWorld(World):
             said = self.call_roll(ask.by_now())
             if said:
                 raise CommunicationError(said)
+
+    def _splits(self) -> bool:
+        """Whether new groups are split off the default one, which requires all of its ranks."""
+        return getattr(self.default, "bound_device_id", None) is not None
 
     def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
         """The bound mesh that wraps a torch DeviceMesh and uses its groups; one per object."""
