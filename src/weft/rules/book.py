@@ -147,7 +147,9 @@ class RuleText:
         bias = tensors(self.bias) or ()
         sets = [tensors(operands) for operands in self.linear]
         linear = tuple([tuple(sorted({*members, *bias})) for members in sets if members])
-        if not _all_finite(call) or not call.results:
+        given = (*call.args, *call.kwargs.values())
+        # Partial values times inf may add up to nan where their sum times inf is inf.
+        if any(type(one) is float and not math.isfinite(one) for one in given) or not call.results:
             return (), bias, False
         dtypes = {result.dtype for result in call.results}
         moves = self.moves and all(
@@ -155,14 +157,6 @@ class RuleText:
         if not moves:
             linear = linear_sets(linear, call.tensors, call.results[0])
         return linear, bias, moves
-
-
-def _all_finite(call: Call) -> bool:
-    """Partial values times inf may add up to nan where their sum times inf is inf."""
-    for arg in (*call.args, *call.kwargs.values()):
-        if type(arg) is float and not math.isfinite(arg):
-            return False
-    return True
 
 
 def rule(
