@@ -14,9 +14,9 @@ import torch
 
 import weft
 from weft.core import Mesh
+from weft.core.units import seconds_text
 from weft.planner import Link, Links
 from weft.planner.links import is_near
-from weft.planner.text import seconds_text
 from weft.transport.network import fit, relative_error, samples
 
 __all__ = ["measure", "text"]

@@ -163,11 +163,7 @@ def _ranks(hosts: Sequence[tuple[str, str, int]]) -> tuple[list[int], list[dict[
 
 
 def _results(ray: Any, calls: list[Any]) -> list[Any]:
-    """What each rank returns, in rank order.
-
-    Raises:
-        Exception: the cause of what failed, as soon as a rank does.
-    """
+    """What each rank returns, in rank order. As soon as a rank fails, the cause is raised."""
     left, failed = list(calls), {}
     while left and not failed:
         done, left = ray.wait(left)

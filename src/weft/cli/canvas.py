@@ -20,11 +20,7 @@ _POINTS = 72 / _DPI
 def new_figure(
     width: float, height: float, path: str | os.PathLike[str], **options: Any
 ) -> Any:
-    """An empty matplotlib figure of that many inches, to be written to `path`.
-
-    Raises:
-        RefusedError: matplotlib is not installed.
-    """
+    """An empty matplotlib figure of that many inches, to be written to `path`."""
     try:
         figures = importlib.import_module("matplotlib.figure")
         backend = importlib.import_module("matplotlib.backends.backend_agg")
@@ -43,11 +39,7 @@ def new_figure(
 
 
 def write_png(scene: Scene, path: str, scale: float = 2.0) -> None:
-    """Write a scene as PNG, with `scale` dots per pixel of the scene.
-
-    Raises:
-        RefusedError: matplotlib is not installed.
-    """
+    """Write a scene as PNG, with `scale` dots per pixel of the scene."""
     figure = new_figure(scene.width / _DPI, scene.height / _DPI, path)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, scene.width)

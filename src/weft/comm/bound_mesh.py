@@ -140,8 +140,7 @@ class BoundMesh(Mesh):
             setattr(self, slot, getattr(value, slot))
         self.world, self.rank, self.device_type = world, world.rank, device_type
         self.device = _device(device_type)
-        position = value.position_of_rank(world.rank)
-        self.here = None if position is None else value.coordinate(position)
+        self.here = value.coordinate_of_rank(world.rank)
         self.cache = {}
         self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value
@@ -193,7 +192,6 @@ class BoundMesh(Mesh):
         return tuple([self.rank_at(self.position(place)) for place in self.along(axes, at)])
 
     def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
-        """The names of axes."""
         return tuple(self.axis_names[axis] for axis in axes)
 
     def group_ranks(
@@ -341,12 +339,8 @@ def _device(device_type: str) -> torch.device:
 
 
 def check_device_type(device_type: str, call: str = "init_mesh(device_type)") -> None:
-    """Raise if no rank of this process can compute on devices of a type.
-
-    Raises:
-        ShardTypeError: not a type of device.
-        MeshError: torch finds no device of it.
-    """
+    """Raise ShardTypeError for what is no type of device, and MeshError where torch finds no device
+    of it."""
     if device_type in ("cpu", "meta"):
         return
     try:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from weft.comm.source import NOWHERE, Point, line_key, point
@@ -84,19 +85,9 @@ PROCESS = Switch(os.environ.get("WEFT_DEBUG", "") not in ("", "0"))
 """That of the process. `WEFT_DEBUG=1` turns it on permanently."""
 
 
-class Provider:
-    """`asks()`: the call that communicates, its source line, the transition.
-
-    Unknown parts are "". Set by the room that knows.
-    """
-
-    __slots__ = ("asks",)
-
-    def __init__(self) -> None:
-        self.asks: Callable[[], tuple[str, str, str]] = lambda: ("", "", "")
-
-
-PROVIDER = Provider()
+PROVIDER = SimpleNamespace(asks=lambda: ("", "", ""))
+"""`asks()`: the call that communicates, its source line, the transition. Unknown parts are "". Set
+by the room that knows."""
 
 
 @dataclass(frozen=True, slots=True)

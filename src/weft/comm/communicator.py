@@ -165,7 +165,7 @@ class Communicator(ABC):
             self._agree("all_to_all", x.dtype, send=tuple(send), recv=tuple(recv))
         if self.size == 1:
             return _copy(x.detach())
-        return self._all_to_all(x.detach(), tuple(send), tuple(recv))
+        return self._start_all_to_all(x.detach(), tuple(send), tuple(recv))()
 
     def swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         """Start to send tensors, and to receive into others, each directly from and to memory.
@@ -219,11 +219,8 @@ class Communicator(ABC):
     def _agree(
         self, op: str, *facts: Hashable, send: tuple[int, ...] = (), recv: tuple[int, ...] = ()
     ) -> None:
-        """Compare the requests of the ranks of the group before they are carried out.
-
-        Raises:
-            CommunicationError: on all of them, if they request different things.
-        """
+        """Compare the requests of the ranks of the group before they are carried out; all of them
+        raise CommunicationError if they differ."""
         if self.size > 1:
             ask = CollectiveCall(op, self.axes, self.ranks, facts, send=send, recv=recv)
             said = self._roll_call(ask.by_now())
@@ -240,7 +237,12 @@ class Communicator(ABC):
             assert x.dim() == 1 and x.is_contiguous(), "buffers are flat and contiguous"
             assert x.numel() == numel, f"{x.numel()} elements where {numel} are due"
 
-    # Of each of these pairs an implementation has one: it starts the collective, or carries it out.
+    # An implementation starts these collectives, or else carries them out.
+
+    _all_reduce: Callable[[Tensor, str], Tensor]
+    _all_gather: Callable[[Tensor, tuple[int, ...]], Tensor]
+    _reduce_scatter: Callable[[Tensor, tuple[int, ...], str], Tensor]
+    _all_to_all: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
 
     def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
         return _done(self._all_reduce(x, kind))
@@ -251,20 +253,8 @@ class Communicator(ABC):
     def _start_reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Finish:
         return _done(self._reduce_scatter(x, sizes, kind))
 
-    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        return self._start_all_reduce(x, kind, False)()
-
-    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        return self._start_all_gather(x, sizes)()
-
-    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
-        return self._start_reduce_scatter(x, sizes, kind)()
-
     def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
         return _done(self._all_to_all(x, send, recv))
-
-    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
-        return self._start_all_to_all(x, send, recv)()
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         """By one all-to-all; overridden where there is a better way."""
@@ -344,7 +334,7 @@ class Alone(Communicator):
     def _nothing(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("a group of one rank has nothing to communicate")
 
-    _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _nothing
+    _start_all_reduce = _start_all_gather = _start_reduce_scatter = _start_all_to_all = _nothing
     _broadcast = _scatter = _exchange = _nothing
 
 

@@ -84,7 +84,6 @@ class GlobalState:
         self.states = [generator.get_state() for generator in self.generators]
 
     def restore(self) -> None:
-        """Restore this state."""
         for (told, set_), part in zip(_PARTS, self.parts):
             if told() != part:
                 set_(part)

@@ -68,10 +68,6 @@ class GroupCalls(Communicator):
 
         return wait
 
-    def _to_group(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Pieces in mesh order, brought into the group's order."""
-        return torch.cat(self._listed(x.split(sizes)))
-
     def _listed(self, pieces: Sequence[Any]) -> tuple[Any, ...]:
         """What belongs to each member, listed in the group's order."""
         return tuple(piece for _, piece in sorted(zip(self.places, pieces), key=lambda p: p[0]))

@@ -217,7 +217,8 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
             "global one", ["no mesh"],
             'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
     if isinstance(mesh, Mesh):
-        return this_world().bound(mesh) or _bound(mesh, _default_device_type(), None, call)
+        is_cuda = dist.is_initialized() and "nccl" in dist.get_backend_config()
+        return this_world().bound(mesh) or _bound(mesh, "cuda" if is_cuda else "cpu", None, call)
     adopted = this_world().adopt(mesh) if isinstance(mesh, DeviceMesh) else None
     if adopted is not None:
         return adopted
@@ -264,11 +265,6 @@ def set_global_mesh(mesh: MeshLike | None) -> None:
 def get_global_mesh() -> Any:
     """The mesh passed to `set_global_mesh`, or None."""
     return _holder().global_mesh
-
-
-def _default_device_type() -> str:
-    """The device type for a mesh of which only the value is known."""
-    return "cuda" if dist.is_initialized() and "nccl" in dist.get_backend_config() else "cpu"
 
 
 def _start_from_environment(device_type: str) -> None:

@@ -46,14 +46,7 @@ _LAUNCHERS = (
 
 
 def environment_of(known: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables of this rank; empty for a process that is alone.
-
-    Args:
-        known: the environment.
-
-    Raises:
-        CommunicationError: ranks on several machines, and nothing says where rank 0 is.
-    """
+    """torchrun's variables of this rank, by the environment; empty for a process that is alone."""
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= known.keys():
         return {name: known[name] for name in
                 ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name in known}

@@ -179,7 +179,8 @@ class ProcessCommunicator(GroupCalls):
     ) -> Finish:
         arriving = recv
         if not self.in_order:
-            x, send, arriving = self._to_group(x, send), self._listed(send), self._listed(recv)
+            x = torch.cat(self._listed(x.split(send)))
+            send, arriving = self._listed(send), self._listed(recv)
         data, width = as_bytes(x), x.element_size()
         out = data.new_empty(sum(recv) * width)
         call = self._alive("all_to_all").alltoall_base  # torch's wrapper around it takes 10 us
@@ -223,7 +224,7 @@ class ProcessCommunicator(GroupCalls):
         given = torch.empty(0, dtype=dtype, device=self.device) if x is None else x
         send = (0,) * self.size if x is None else sizes
         recv = tuple(sizes[self.index] if i == source else 0 for i in range(self.size))
-        return self._all_to_all(given, send, recv)
+        return self._start_all_to_all(given, send, recv)()
 
     def _exchange(self, value: object) -> list[object]:
         data = pickle.dumps(value)
@@ -237,7 +238,7 @@ class ProcessCommunicator(GroupCalls):
 
     def _gather_bytes(self, data: bytes, sizes: tuple[int, ...]) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
-        parts = self._all_gather(mine, sizes).cpu().split(sizes)
+        parts = self._start_all_gather(mine, sizes)().cpu().split(sizes)
         return [part.numpy().tobytes() for part in parts]
 
 

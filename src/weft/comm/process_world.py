@@ -79,12 +79,7 @@ class ProcessWorld(World):
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device_type: str, rows: Rows
     ) -> dist.ProcessGroup:
         """The default group, one that a DeviceMesh brought, or a new one, cached for these ranks.
-
-        All ranks run one program, so they make their groups in one order.
-
-        Raises:
-            CommunicationError: the other members do not come.
-        """
+        All ranks run one program, so they make their groups in one order."""
         key = (device_type, frozenset(ranks))
         if key not in self._groups:
             default = self.default

@@ -99,7 +99,6 @@ class RandomState:
             self.state = generator.get()
 
     def restore(self) -> None:
-        """Restore this state."""
         look = self.generator.look
         if look is None or self.seen is None or self.seen != look():
             self.generator.set(self.state)

@@ -69,7 +69,6 @@ class Registry:
         return self.group(tuple(chosen), (axis,) if axis in self.world.mesh.axis_names else ())
 
     def named(self, name: str) -> Any:
-        """The group of this name."""
         return next(one for one, given in self.pg_names.items() if given == name)
 
 

@@ -45,12 +45,7 @@ _WIDE = {
 
 
 def check_kind(kind: str, dtype: torch.dtype) -> None:
-    """Refuse a reduction that a dtype cannot carry exactly.
-
-    Raises:
-        PlacementError: an unknown kind, avg of integers, max or min of complex numbers, bitwise
-            kinds of anything but integers and bools.
-    """
+    """Raise PlacementError for a reduction that a dtype cannot carry exactly."""
     if kind not in KINDS:
         fault, rule = "is no kind of reduction", f"the kinds are {', '.join(KINDS)}"
     elif kind == "avg" and not (dtype.is_floating_point or dtype.is_complex):

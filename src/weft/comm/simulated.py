@@ -227,11 +227,7 @@ def run_simulated(
 
 
 def check_takes_mesh(call: str, fn: Any) -> None:
-    """Raise if a function cannot be called with a mesh alone.
-
-    Raises:
-        ShardTypeError: it is no function, or takes other arguments.
-    """
+    """Raise ShardTypeError if a function cannot be called with a mesh alone."""
     facts = f"it is of type {type(fn).__name__}"
     if callable(fn):
         try:

@@ -53,7 +53,6 @@ def default_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def known_default_cuts(length: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """`default_cuts`, cached."""
     return default_cuts(length, sizes)
 
 

@@ -39,7 +39,6 @@ def draw_by(draw: Callable[[Any], str]) -> None:
 
 
 def preformatted(text: str) -> str:
-    """The text as HTML."""
     return f"<pre>{escaped(text)}</pre>"
 
 

@@ -50,11 +50,8 @@ def carries(kind: str, dtype: str) -> bool:
 
 
 def check_carries(what: str, kinds: Mapping[str, str], dtype: str) -> None:
-    """Refuse kinds that a dtype cannot carry exactly, by their names in the error.
-
-    Raises:
-        LayoutError: some of them; `what` names the value in question.
-    """
+    """Raise LayoutError for kinds that a dtype cannot carry exactly, by their names; `what` names
+    the value in question."""
     wrong = [name for name, kind in kinds.items() if not carries(kind, dtype)]
     if not wrong:
         return

@@ -85,11 +85,8 @@ class TileAssignment:
 
 
 def check_expressible(layout: str, kinds: Collection[str], ragged: Sequence[str]) -> None:
-    """Raise where op-sharding cannot express a layout.
-
-    Raises:
-        PlacementError: it has partial axes (`kinds`), or dims whose cuts are not flat (`ragged`).
-    """
+    """Raise PlacementError where op-sharding cannot express a layout: it has partial axes
+    (`kinds`), or dims whose cuts are not flat (`ragged`)."""
     if kinds or ragged:
         raise PlacementError(
             "Layout.hlo_sharding()", f"{layout} has {len(kinds)} partial axes and "

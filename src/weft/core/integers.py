@@ -28,19 +28,15 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
         whole = ()
     if len(whole) == len(given) and bool not in set(map(type, given)):
         return whole
-    bad = [f"{value!r} ({type(value).__name__})" for value in given if not _is_whole(value)]
+    bad = [f"{value!r} ({type(value).__name__})" for value in given
+           if not hasattr(value, "__index__") or isinstance(value, bool)]
     raise ShardTypeError(
         call, f"{len(bad)} of {len(given)} entries are no whole numbers",
         f"{what} are whole numbers", bad, fix)
 
 
 def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
-    """The lengths of a global shape.
-
-    Raises:
-        LayoutError: a negative length.
-        ShardTypeError: something that is not a whole number.
-    """
+    """The lengths of a global shape, as checked whole numbers."""
     lengths = integers(shape, "Layout(shape)", "lengths", "Layout(mesh, (8, 16), P('dp'))")
     negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]
     if negative:
@@ -52,9 +48,4 @@ def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def listed(value: object) -> Sequence[Any] | None:
-    """`value`, if it is a tuple or a list."""
     return cast(Sequence[Any], value) if isinstance(value, (tuple, list)) else None
-
-
-def _is_whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)

@@ -341,13 +341,13 @@ class Layout(AsPicture):
         return self._box(rank, "box")
 
     def _box(self, rank: int, call: str) -> Box:
-        position = self.mesh.position_of_rank(rank)
-        if position is None:
+        at = self.mesh.coordinate_of_rank(rank)
+        if at is None:
             raise LayoutError(
                 f"Layout.{call}(rank)", f"rank {rank} is not among the {self.mesh.size()} "
                 f"devices of {self.mesh}", "only a rank of the mesh holds a box", [rank],
                 f"layout.{call}({self.mesh.rank_at(0)})")
-        return self.box_at(self.mesh.coordinate(position))
+        return self.box_at(at)
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:
         """The shape of what a mesh coordinate holds, in elements."""

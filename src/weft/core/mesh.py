@@ -205,6 +205,11 @@ class Mesh:
             return positions.index(rank) if rank in positions else None
         return positions.get(rank)
 
+    def coordinate_of_rank(self, rank: int) -> tuple[int, ...] | None:
+        """The coordinate of device id `rank`; None if it is not in the mesh."""
+        position = self.position_of_rank(rank)
+        return None if position is None else self.coordinate(position)
+
     @property
     def rank_range(self) -> range | None:
         """The device ids in order, if they are evenly spaced and ascending."""

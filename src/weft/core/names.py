@@ -8,6 +8,7 @@ something else there is answered by the code that does it here.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar, cast
@@ -52,7 +53,7 @@ def also_called(
     """
 
     def decorate(function: Callable[A, R]) -> Callable[A, R]:
-        code = _innermost(function).__code__
+        code = inspect.unwrap(function).__code__
         own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         known = None if code.co_flags & _TAKES_ANY_NAME else own
         makes = function.__name__ == "__init__"
@@ -71,24 +72,12 @@ def also_called(
     return decorate
 
 
-def _innermost(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
 def own_names(
     call: str, given: Mapping[str, Any], names: Mapping[str, str],
     known: Collection[str] | None, advice: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The named arguments of a call, each by its own name.
-
-    Args:
-        known: the call's own names; None takes all.
-
-    Raises:
-        ShardTypeError: an unknown name; something given by two names.
-    """
+    """The named arguments of a call, each by its own name. `known` are the call's own names; None
+    takes all."""
     own = dict(given)
     for other in names.keys() & given.keys():
         name, value = names[other], own.pop(other)

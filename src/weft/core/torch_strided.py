@@ -26,11 +26,8 @@ def check_torch_strided(
     dims: Sequence[Sequence[int]],
     placements: Sequence[Placement],
 ) -> None:
-    """Refuse placements for which torch's boxes differ from those of the order of axes.
-
-    Raises:
-        PlacementError: names every dim where they differ.
-    """
+    """Raise PlacementError, which names every dim where torch's boxes differ from those of the
+    order of axes."""
     wrong = [
         f"dim {dim} of length {length}: {[str(placements[axis]) for axis in sorted(axes)]}"
         for dim, (length, axes) in enumerate(zip(shape, dims))

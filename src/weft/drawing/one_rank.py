@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import assert_never
 
-from weft.core import Box, Layout, Mesh
+from weft.core import Box, Layout
 from weft.core.units import nbytes_text
 from weft.drawing.facts import mesh_text
 from weft.drawing.ranks import ranks_text
@@ -53,7 +53,8 @@ def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> l
     out = [f"Rank {rank} holds {before}, then {after}"]
     for number, step in enumerate(plan.steps, 1):
         names = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
-        received = _received(step, rank, plan.itemsize)
+        at = step.dst.mesh.coordinate_of_rank(rank)
+        received = 0 if at is None else step_nbytes_at(step, at, plan.itemsize)
         over = f" over {names}" if names else ""
         out.append(f"  {number}. {type(step).__name__}{over}: receives {nbytes_text(received)}")
         out += [f"     {line}" for line in _listed(list(_rows(step, rank)))]
@@ -66,18 +67,8 @@ def box_text(box: Box) -> str:
 
 
 def _held(layout: Layout, rank: int) -> Box | None:
-    at = _at(layout.mesh, rank)
+    at = layout.mesh.coordinate_of_rank(rank)
     return None if at is None else layout.box_at(at)
-
-
-def _at(mesh: Mesh, rank: int) -> tuple[int, ...] | None:
-    position = mesh.position_of_rank(rank)
-    return None if position is None else mesh.coordinate(position)
-
-
-def _received(step: Step, rank: int, itemsize: int) -> int:
-    at = _at(step.dst.mesh, rank)
-    return 0 if at is None else step_nbytes_at(step, at, itemsize)
 
 
 def _rows(step: Step, rank: int) -> Iterator[_Row]:
@@ -86,7 +77,7 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
         yield from _blocks("to", "", rank, step.sends(rank))
         return
     mesh = step.src.mesh
-    at = _at(mesh, rank)
+    at = mesh.coordinate_of_rank(rank)
     if at is None:
         return
 

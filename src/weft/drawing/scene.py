@@ -67,12 +67,10 @@ class Scene(NamedTuple):
     name: str
 
     def moved(self, x: float, y: float) -> Iterator[Mark]:
-        """The marks, shifted."""
         return (moved(mark, x, y) for mark in self.marks)
 
 
 def moved(mark: Mark, x: float, y: float) -> Mark:
-    """A mark, shifted."""
     if isinstance(mark, Stroke):
         return mark._replace(x1=mark.x1 + x, x2=mark.x2 + x, y1=mark.y1 + y, y2=mark.y2 + y)
     return mark._replace(x=mark.x + x, y=mark.y + y)

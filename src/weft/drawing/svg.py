@@ -14,7 +14,6 @@ _MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 
 
 def svg(scene: Scene) -> str:
-    """The scene as one SVG document."""
     width, height = round(scene.width), round(scene.height)
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from textwrap import wrap
 from typing import NamedTuple
 
 from weft.core import Layout
@@ -105,20 +106,10 @@ def _notes(words: Sequence[tuple[str, str]], width: int) -> Iterator[Line]:
     yield []
     margin = 2 + max((len(word) for word, _ in words), default=0)
     for word, meaning in words:
-        for number, line in enumerate(_wrapped(meaning, max(width - margin, 20))):
+        parts = wrap(
+            meaning, max(width - margin, 20), break_long_words=False, break_on_hyphens=False)
+        for number, line in enumerate(parts):
             yield [(f"{'' if number else word:{margin}}{line}", None)]
-
-
-def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Its words in lines of this width; one that is longer has a line of its own."""
-    line, *words = text.split(" ")
-    for word in words:
-        if len(line) + 1 + len(word) > width:
-            yield line
-            line = word
-        else:
-            line += f" {word}"
-    yield line
 
 
 def _need(picture: Grid) -> list[int]:

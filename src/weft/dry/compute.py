@@ -55,7 +55,6 @@ class Compute:
                 list(wrong), "weft.Compute(4e14, 2e12), weft.measure_compute(mesh)")
 
     def seconds_of(self, flops: float, nbytes: float) -> float:
-        """Seconds of one operation."""
         return self.call_s + max(flops / self.flops_per_s, nbytes / self.bytes_per_s)
 
 

@@ -37,11 +37,7 @@ the arithmetic. 5 us for a call is an order of magnitude."""
 
 
 def device_named(name: str | None) -> Device | None:
-    """The device of this name; None for None.
-
-    Raises:
-        ShardTypeError: no such name.
-    """
+    """The device of this name; None for None."""
     if name is not None and name not in DEVICES:
         raise ShardTypeError(
             "dry_run(device)", f"{name!r} is no device",

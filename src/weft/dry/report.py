@@ -1,8 +1,12 @@
-"""The report of a dry run: memory, bytes, operations and seconds of a step on one rank."""
+"""The report of a dry run: memory, bytes, operations and seconds of a step on one rank.
+
+It ends with advice: does the step fit, how long is it, and what would change that?
+"""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,13 +14,24 @@ from weft.comm import Recorded
 from weft.core import Mesh
 from weft.core.display import AsText
 from weft.core.units import nbytes_text, number_text, seconds_text
-from weft.dry.advice import advice
 from weft.dry.devices import Device
 from weft.planner import Links
 from weft.transport.trace import trace_events, write_trace
 from weft.transport.traffic import Log
 
 __all__ = ["DryRun", "Memory"]
+
+_USABLE = 0.9
+"""The part of a device's memory that tensors can have: the allocator leaves gaps, and libraries
+have buffers."""
+
+_LESS = {
+    "parameters": 'shard parameters over more axes, such as P("dp")',
+    "gradients": 'shard parameters over more axes, such as P("dp")',
+    "optimizer state": 'shard parameters over more axes, such as P("dp")',
+    "temporary tensors of the optimizer": "foreach=False, or shard parameters over more axes",
+    "activations": "torch.utils.checkpoint, fewer samples a rank, or sequences sharded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +146,48 @@ class DryRun(AsText):
             *[f"  {name:26}{nbytes_text(nbytes):>12}" for name, nbytes in rows if nbytes],
             f"  {'operations':26}{number_text(self.flops):>12}",
             *[f"  {name:26}{seconds_text(each):>12}" for name, each in seconds],
-            *advice(self), self.log.summary(),
+            *_advice_on_memory(self), *_advice_on_seconds(self), self.log.summary(),
         ])
+
+
+def _advice_on_memory(run: DryRun) -> list[str]:
+    memory, device = run.memory, run.device
+    name, nbytes = max(_parts(memory).items(), key=lambda part: part[1])
+    verb = "is" if name == "optimizer state" else "are"
+    most = f"{name} {verb} {nbytes / max(memory.peak, 1):.0%} of the peak"
+    if device is None:
+        return [f"memory: {most}"]
+    usable = _USABLE * device.nbytes
+    size = f"{nbytes_text(device.nbytes)} of one {device.name.upper()}"
+    if memory.peak > usable:
+        return [f"memory: too much for the {size}, {memory.peak / device.nbytes:.0%} of them used",
+                f"  {most}", f"  less: {_LESS[name]}"]
+    if memory.peak_overall > usable:
+        return [f"memory: a step fits into the {size}, what comes before does not",
+                '  less: make the model under torch.device("meta"), and weft.nn.materialize it']
+    return [f"memory: fits into the {size}, {memory.peak / device.nbytes:.0%} of them used",
+            f"  {most}"]
+
+
+def _parts(memory: Memory) -> dict[str, int]:
+    return {"parameters": memory.parameters, "gradients": memory.gradients,
+            "optimizer state": memory.state,
+            "temporary tensors of the optimizer" if memory.in_optimizer else "activations":
+                memory.activations}
+
+
+def _advice_on_seconds(run: DryRun) -> list[str]:
+    if run.compute_seconds is None or not run.step_seconds:
+        return []
+    share = run.seconds / run.step_seconds
+    lines = [f"seconds: {seconds_text(run.step_seconds)} a step if nothing overlaps, "
+             f"{share:.0%} in collectives"]
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for event in run.log.events:
+        sums[",".join(event.axes), event.collective] += event.seconds or 0.0
+    if sums:
+        (axis, collective), seconds = max(sums.items(), key=lambda each: each[1])
+        lines.append(f"  most in {collective} over {axis}: {seconds_text(seconds)}")
+        if share > 0.5:
+            lines.append(f"  less: more samples a rank, or fewer ranks along {axis}")
+    return lines

@@ -311,7 +311,6 @@ class _Counted:
         )
 
     def _memory(self, peak: int, overall: int) -> Memory:
-        """The memory of this rank."""
         parameters = [one for part in self.modules.values() for one in part._parameters.values()]
         buffers = [one for part in self.modules.values() for one in part._buffers.values()]
         trained = [

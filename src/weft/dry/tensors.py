@@ -179,9 +179,6 @@ class DryTensors(TorchDispatchMode):
             setattr(made, _VALUE, tensor)
         return made
 
-    def _known_if(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if _is_meta(tensor) else self._known(tensor)
-
     def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
         """The operands: beside meta tensors, other tensors of several elements become meta tensors,
         too."""
@@ -224,7 +221,8 @@ class DryTensors(TorchDispatchMode):
         if func is _aten.index.Tensor:
             args = args[0], [one for index in args[1] for one in self._positions(index)]
         if func in GUESSES:
-            return map_tensors(self._known_if, GUESSES[func](*args, **kwargs))
+            found = GUESSES[func](*args, **kwargs)
+            return map_tensors(lambda one: one if _is_meta(one) else self._known(one), found)
         with setting(_config, meta_nonzero_assume_all_nonzero=True):
             return func(*args, **kwargs)
 

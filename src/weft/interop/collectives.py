@@ -17,11 +17,8 @@ __all__ = ["refuse"]
 
 
 def refuse(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `original`, a function of torch.distributed, if no tensor holds a global value.
-
-    Raises:
-        UnsupportedOpError: some do.
-    """
+    """Call `original`, a function of torch.distributed; UnsupportedOpError if a tensor holds a
+    global value."""
     for tensor in flatten((args, kwargs)):
         if type(tensor) is ShardTensor or is_global(tensor) or function_of() is not None:
             raise _refused(original, args, kwargs)

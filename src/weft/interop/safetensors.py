@@ -129,11 +129,7 @@ def _saving(model: Any) -> Iterator[None]:
 
 
 def _mesh_of(tensors: Any) -> BoundMesh | None:
-    """The mesh of ShardTensors; None where there are none.
-
-    Raises:
-        LayoutError: they have several.
-    """
+    """The mesh of ShardTensors, which they have in common; None where there are none."""
     values = tensors.values() if isinstance(tensors, Mapping) else []
     meshes = {one._meta.mesh: None for one in values if type(one) is ShardTensor}
     if len(meshes) > 1:

@@ -64,11 +64,7 @@ def refuse_inputs(original: Any, wrapper: Any, *inputs: Any, **kwargs: Any) -> A
 
 
 def refuse_wrapped(call: str, given: Any) -> None:
-    """Raise if a module for a wrapper holds ShardTensors.
-
-    Raises:
-        ModuleError: it does.
-    """
+    """Raise ModuleError if a module for a wrapper holds ShardTensors."""
     modules = [
         one for one in (given if isinstance(given, (list, tuple)) else [given])
         if isinstance(one, nn.Module)

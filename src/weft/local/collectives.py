@@ -260,11 +260,7 @@ def _along(mesh: MeshLike | None, axes: Axes, call: str) -> BoundMesh:
 
 
 def _along_of(x: Tensor, mesh: MeshLike | None, axes: Axes, call: str) -> BoundMesh:
-    """The same for a collective of `x`.
-
-    Raises:
-        ShardTypeError: `x` is not this rank's tensor but a global one, or no tensor.
-    """
+    """The same for a collective of `x`, which is this rank's tensor."""
     if isinstance(x, ShardTensor):
         raise ShardTypeError(
             f"{call}(x)", f"x is a ShardTensor {x.sharding}",
@@ -308,11 +304,8 @@ def _dim(x: Tensor, dim: int, call: str) -> int:
 def _cut(
     sub: BoundMesh, x: Tensor, dim: int, sizes: Sequence[int] | None, call: str
 ) -> Layout:
-    """The layout of a tensor whose blocks along a dim are the ranks' own.
-
-    Raises:
-        LayoutError: on all ranks, if other lengths, or the dtypes, differ between them.
-    """
+    """The layout of a tensor whose blocks along a dim are the ranks' own. All ranks raise
+    LayoutError if other lengths, or the dtypes, differ between them."""
     mine = (tuple(x.shape), str(x.dtype))
     all_of = [mine] * sub.size()
     if sizes is None:

@@ -65,12 +65,8 @@ class ByTorchsNames:
         ], form)
 
     def _layouts(self, given: list[Any], mesh: BoundMesh) -> list[Layout | None]:
-        """The layout for each leaf; None for leaves that are not ShardTensors.
-
-        Raises:
-            ShardTypeError: a ShardTensor without placements.
-            LayoutError: one with a different layout.
-        """
+        """The layout for each leaf, as it has one or is to have; None for leaves that are not
+        ShardTensors."""
         call = f"{self.name}(in_placements)"
         specs = given if self.in_placements is None else spread(
             self.in_placements, given, call, "leaves of arguments")

@@ -21,12 +21,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
-    """The pairs, checked.
-
-    Raises:
-        ShardTypeError: something that is not a sequence of pairs.
-        LayoutError: a position that does not exist, or occurs twice on one side.
-    """
+    """The pairs, checked: of positions that exist, each at most once on a side."""
     given: Any = perm
     if isinstance(given, Mapping) or any(len(listed(pair) or ()) != 2 for pair in given):
         raise ShardTypeError(

@@ -35,21 +35,14 @@ def region(mesh: BoundMesh) -> Iterator[None]:
 
 
 def mesh_of_region(mesh: MeshLike | None, call: str) -> BoundMesh:
-    """A given mesh, else that of the innermost region, else the current one.
-
-    Raises:
-        MeshError: there is none of them.
-    """
+    """A given mesh, else that of the innermost region, else the current one; else MeshError."""
     if mesh is None and _REGIONS.meshes:
         return _REGIONS.meshes[-1]
     return as_bound_mesh(mesh, f"{call}(mesh=)")
 
 
 def axes_of(mesh: BoundMesh, axes: Axes, call: str) -> tuple[int, ...]:
-    """Axes by number, in the order given.
-
-    Raises:
-        MeshError: an axis that the mesh does not have, or one twice.
-    """
+    """Axes by number, in the order given; MeshError for one that the mesh does not have, or one
+    twice."""
     given = axes if isinstance(axes, tuple) else (axes,)
     return mesh.axes(given, call)

@@ -201,11 +201,8 @@ def _num_args(name: str, fn: Callable[..., Any] | None) -> int:
 
 
 def _partition(module: nn.Module, partition_fn: PartitionFn, mesh: BoundMesh) -> None:
-    """Call it for every submodule, and tie weights again that it has distributed separately.
-
-    Raises:
-        ModuleError: tied weights now have different layouts.
-    """
+    """Call it for every submodule, and tie weights again that it has distributed separately; their
+    layouts have to be equal."""
     before = [named for named in named_tensors(module) if len(named.places) > 1]
     for name, submodule in module.named_modules():
         partition_fn(name, submodule, mesh)

@@ -51,11 +51,7 @@ class Pinned(NamedTuple):
 
 
 def as_patterns(argument: str, given: Any) -> dict[str, Any]:
-    """The map passed as `shardings=` or `activations=`, in its order.
-
-    Raises:
-        ShardTypeError: not a map of texts.
-    """
+    """The map passed as `shardings=` or `activations=`, in its order."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
@@ -69,13 +65,7 @@ def as_patterns(argument: str, given: Any) -> dict[str, Any]:
 def layouts_of(
     tensors: Sequence[Named], shardings: Mapping[str, Any], mesh: Mesh
 ) -> list[Matched]:
-    """The layout for each tensor.
-
-    Raises:
-        LayoutError, MeshError, PlacementError: specs that do not fit, all of them in notes; tied
-            weights whose names give different layouts.
-        ModuleError: a style for a module that it does not know.
-    """
+    """The layout for each tensor. Specs that do not fit are all told of in notes of one error."""
     found, failed = [], []
     for named in tensors:
         try:
@@ -169,13 +159,6 @@ def brought_of(
 
 
 def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
-    """The pins of one spec in `activations`.
-
-    Raises:
-        ModuleError: a style that fixes nothing.
-        ShardTypeError: not a spec.
-        MeshError: an axis that the mesh does not have.
-    """
     if isinstance(spec, Style):
         pins = spec.pins(mesh)
         if not pins:

@@ -104,11 +104,8 @@ def replace_references(module: nn.Module, new: dict[int, torch.Tensor]) -> None:
 
 
 def refuse_lazy(call: str, tensors: list[Named]) -> None:
-    """Parameters of lazy modules have no shape before the first forward.
-
-    Raises:
-        ModuleError: some are not initialized.
-    """
+    """Raise ModuleError for lazy modules, whose parameters have no shape before the first
+    forward."""
     lazy = [named.name for named in tensors if is_lazy(named.tensor)]
     if lazy:
         raise ModuleError(

@@ -87,11 +87,8 @@ class Style:
         return Brought(axes, dim)
 
     def _laid(self, spec: Any, mesh: Mesh) -> Any:
-        """A spec; for a placement what it means for the style's axis.
-
-        Raises:
-            PlacementError: a placement that neither shards (without sizes) nor replicates.
-        """
+        """A spec; for a placement, which shards (without sizes) or replicates, what it means for
+        the style's axis."""
         if isinstance(spec, (P, Layout, list, tuple)):
             return spec
         if not (spec == Shard(getattr(spec, "dim", 0)) or spec == Replicate()):
@@ -198,11 +195,7 @@ class SequenceParallel(Style):
 
 
 def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
-    """The axis that a style shards over.
-
-    Raises:
-        MeshError: none is named, and the mesh has several.
-    """
+    """The axis that a style shards over; MeshError if none is named and the mesh has several."""
     if axis is not None:
         return axis
     if mesh.ndim != 1:

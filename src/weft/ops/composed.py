@@ -104,11 +104,7 @@ def _as_strided_scatter(
 
 
 def _in_memory(x: Tensor) -> tuple[Tensor, list[int]]:
-    """The elements as they lie in memory, and the order of the dims there.
-
-    Raises:
-        UnsupportedOpError: memory that has gaps, or elements that share it.
-    """
+    """The elements as they lie in memory, without gaps, and the order of the dims there."""
     order = sorted(range(x.dim()), key=lambda dim: (-x.stride(dim), dim))
     turned = x.permute(order)
     if not turned.is_contiguous():

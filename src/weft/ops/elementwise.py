@@ -8,7 +8,6 @@ count the 1 once per rank. Random ops are not here: their values depend on the g
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,11 +22,6 @@ _PLAIN = rule("{...} -> {...}")
 _LINEAR = rule("..., [...] -> ...", linear=[0])
 _JOINT = rule("..., [...], [...] -> ...", linear=[(0, 1)])
 _MOVES = rule("... -> ...", linear=[0], moves=True)
-
-
-def _is_zero(name: str) -> Callable[[Call], bool]:
-    """Whether the number in place of this argument is 0: partial values of 0 are 0 as well."""
-    return lambda call: call.get(name) == 0
 
 
 def _is_tame(call: Call) -> bool:
@@ -127,7 +121,7 @@ PAGE = page(
        rule("..., ... -> ...", linear=[1], serves=_zero_choice),
        rule("{...} -> ...", serves=lambda call: len(call.args) == 3)),
     op("masked_fill", rule("..., ..., ... -> ...", linear=[(0, 2)]),
-       rule("..., ... -> ...", linear=[0], serves=_is_zero("value")), _PLAIN),
+       rule("..., ... -> ...", linear=[0], serves=lambda call: call.get("value") == 0), _PLAIN),
     op("_prelu_kernel", rule("..., ... -> ...")),
     op("prelu", rule("b c ..., c -> b c ...", "..., ... -> ...")),
     op("__lshift__.Scalar __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor", _PLAIN,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.ops.indexing.row_exchange import first_told
 from weft.ops.precision import HALF, wide
+from weft.ops.reductions import in_half
 from weft.ops.softmax import log_softmax
 from weft.rules import Call, Entry, op, page, rule
 from weft.transport import Shards
@@ -24,10 +25,6 @@ from weft.transport import Shards
 __all__ = ["PAGE"]
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for reduction=
-
-
-def _is_half(call: Call) -> bool:
-    return getattr(torch, call.results[0].dtype) in HALF
 
 
 # Losses of elements and of rows.
@@ -41,7 +38,7 @@ def _of_elements(call: Call, wants_grad: Any) -> str | None:
     if reduction == _MEAN:
         if first not in others:
             return None
-        return "{...~} -> " if _is_half(call) else "{...~:sum} -> "
+        return "{...~} -> " if in_half(call) else "{...~:sum} -> "
     return "{...:sum} -> " if reduction == _SUM else "{...} -> ..."
 
 
@@ -53,7 +50,7 @@ def _of_rows(call: Call, wants_grad: Any) -> str:
         case 0:
             return "b>0 c!, b c -> b"
         case 1:
-            mark = "~" if _is_half(call) else "~:sum"
+            mark = "~" if in_half(call) else "~:sum"
             return f"b>0{mark} c!, b{mark} c -> "
     return "b>0:sum c!, b c -> "
 
@@ -84,11 +81,7 @@ def _reduced(name: str, text: Any, **more: Any) -> Entry:
 
 
 def _of_classes(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Each sample by itself; its target is a class, or the probabilities of all classes.
-
-    Raises:
-        RuntimeError: torch's own, if weights require a gradient and targets are classes.
-    """
+    """Each sample by itself; its target is a class, or the probabilities of all classes."""
     x, target, *_ = call.tensors
     has_all = target.dtype.startswith(("float", "bfloat"))
     if any(wants_grad[2:]) and not has_all:
@@ -232,11 +225,8 @@ def _refuse_outside(
 
 
 def _agreed(shards: Shards, count: Tensor, wrong: str = "") -> Tensor:
-    """The sum of the counts of all shards.
-
-    Raises:
-        IndexError: on all ranks, if one of them has a `wrong` target: its count is -inf.
-    """
+    """The sum of the counts of all shards. All ranks raise IndexError if one of them has a `wrong`
+    target: its count is -inf."""
     total = shards.psum(count)
     if total.device.type == "cpu" and not torch.isfinite(total):  # weights may be infinite, too
         told = first_told(shards.group(), wrong)
@@ -266,11 +256,7 @@ def _gaussian_nll(
     input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Elementwise, and reduced; whether a variance is negative is read.
-
-    Raises:
-        ValueError: a negative variance, variances of another size, an unknown reduction.
-    """
+    """Elementwise, and reduced; whether a variance is negative is read."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input, var)
     if bool((var.detach() < 0).any()):

@@ -126,7 +126,6 @@ def _topk(
 
 
 def _padded(x: Tensor, dim: int, length: int) -> Tensor:
-    """The tensor padded with zeros."""
     shape = list(x.shape)
     shape[dim] = length - shape[dim]
     return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x

@@ -15,5 +15,4 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """The tensor in that dtype."""
     return x.float() if x.dtype in HALF else x

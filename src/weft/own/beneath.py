@@ -64,11 +64,8 @@ BENEATH: dict[str, tuple[str, ...]] = {
 
 
 def refuse_beneath(op: Any, call: str) -> None:
-    """Raise for an ATen op that weft does not see.
-
-    Raises:
-        ShardTypeError: it lies below another, is a gradient's, or writes to `out=`.
-    """
+    """Raise ShardTypeError for an ATen op that weft does not see, as it lies below another, is a
+    gradient's, or writes to `out=`."""
     if not isinstance(op, (OpOverload, OpOverloadPacket)) or not str(op).startswith("aten."):
         return
     name = str(op).split(".")[1]

@@ -222,7 +222,8 @@ def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
         kinds = inspect.Parameter
         parameters = own.signature.parameters.values()
         open_ = any(one.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD) for one in parameters)
-        if num_operands > len(parameters) and not open_ and not _takes_lists(parameters):
+        lists = any("[" in str(one.annotation) for one in parameters)  # of several tensors
+        if num_operands > len(parameters) and not (open_ or lists):
             found.append((f"it has {num_operands} operands", f"{own.name}{own.signature}"))
     if not overloads:
         told = {name for tensor in pattern.operands for factors in tensor for name in factors}
@@ -233,11 +234,6 @@ def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
                           f'{", ".join(unknown)}: write a number ("b i -> b 3"), or give a '
                           "function of the call's arguments that writes it"))
     return found
-
-
-def _takes_lists(parameters: Any) -> bool:
-    """Whether one argument may hold several tensors, according to annotations."""
-    return any("[" in str(one.annotation) for one in parameters)
 
 
 def _fits(one: Any, num_operands: int, num_results: int) -> bool:

@@ -48,11 +48,8 @@ def known(op: Any) -> Own | None:
 
 
 def own_of(op: Any, call: str) -> Own:
-    """The registration of `op`; a new empty one if there is none.
-
-    Raises:
-        ShardTypeError: calls of `op` do not reach weft.
-    """
+    """The registration of `op`, whose calls have to reach weft; a new empty one if there is
+    none."""
     target = _canonical(op)
     found = known(op)
     if found is not None:

@@ -18,12 +18,8 @@ _FROM_SHARDED = frozenset({"sum"})
 
 
 def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
-    """Refuse a pair that the table of transitions lacks.
-
-    Raises:
-        LayoutError: different global shapes, kinds that do not mix, or a row such as
-            S -> P(max).
-    """
+    """Raise LayoutError for a pair that the table of transitions lacks: different global shapes,
+    kinds that do not mix, or a row such as S -> P(max)."""
     if src.shape != dst.shape:
         raise LayoutError(
             call, f"src has global shape {src.shape}, dst {dst.shape}",

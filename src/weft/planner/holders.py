@@ -73,12 +73,9 @@ class Side:
 
     def at(self, rank: int) -> Coordinate | None:
         """The coordinate of a device; None outside the mesh."""
-        mesh = self.layout.mesh
-        position = mesh.position_of_rank(rank)
-        return None if position is None else mesh.coordinate(position)
+        return self.layout.mesh.coordinate_of_rank(rank)
 
     def cell(self, at: Coordinate) -> Cell:
-        """The cell at a coordinate."""
         indices = [self.layout.shard_index(dim, at) for dim in range(self.layout.ndim)]
         return (*indices, *self.term(at))
 
@@ -87,7 +84,6 @@ class Side:
         return tuple([at[axis] for axis in self.terms])
 
     def box(self, cell: Cell) -> Box:
-        """The box of a cell."""
         return tuple([self.layout.interval(dim, cell[dim]) for dim in range(self.layout.ndim)])
 
     def copy(self, at: Coordinate) -> int:

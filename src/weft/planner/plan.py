@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,25 +16,38 @@ from weft.core.display import AsPicture
 from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
+from weft.core.mesh import Mesh
 from weft.core.names import also_called
 from weft.core.partition_spec import P
 from weft.core.placement import is_placements
-from weft.core.units import nbytes_text
+from weft.core.units import nbytes_text, seconds_text
 from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
-from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
+from weft.planner.cost import (
+    nbytes_of,
+    peak_elements,
+    seconds_of,
+    step_nbytes,
+    step_nbytes_at,
+    step_seconds,
+)
 from weft.planner.geometry import strip
 from weft.planner.holders import crossing
 from weft.planner.links import Links, as_links
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
 from weft.planner.steps import Fetch, Fold, Step
-from weft.planner.text import plan_text
 
 __all__ = [
     "Plan", "fetching", "folding", "forget_plans", "gradient_layout", "kept_plans",
     "plan", "transpose",
 ]
+
+_LISTED = 16
+"""The number of ranks up to which the text of a plan has a figure for each."""
+
+_SAMPLED = 256
+"""Ranks that its summary looks at, evenly spaced."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -72,9 +86,8 @@ class Plan(AsPicture):
                 f"plan.bytes_received({self.dst.mesh.rank_at(0)})")
         total = 0
         for step in self.steps:
-            position = step.dst.mesh.position_of_rank(rank)
-            if position is not None:
-                at = step.dst.mesh.coordinate(position)
+            at = step.dst.mesh.coordinate_of_rank(rank)
+            if at is not None:
                 total += step_nbytes_at(step, at, self.itemsize)
         return total
 
@@ -115,7 +128,7 @@ class Plan(AsPicture):
         return transpose(self)
 
     def __str__(self) -> str:
-        return plan_text(self)
+        return _text(self)
 
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
@@ -176,11 +189,7 @@ def plan(
 
 
 def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
-    """The layouts of a tensor that has one, and of placements on the mesh of `src`.
-
-    Raises:
-        ShardTypeError: something that is none of them.
-    """
+    """The layouts of a tensor that has one, and of placements on the mesh of `src`."""
     ends = [one if isinstance(one, Layout) else getattr(one, "sharding", one)
             for one in (src, dst)]
     first, last = ends
@@ -269,3 +278,57 @@ def transpose(forward: Plan) -> Plan:
         return fetching(src, dst, replace(forward.folds, fill=0.0), forward.itemsize)
     return plan(src, dst, forward.itemsize,
                 links=forward.links)
+
+
+def _text(plan: Plan) -> str:
+    """Layouts, steps, and their cost, one item per line."""
+    src, dst = plan.src, plan.dst
+    alone = src.mesh == dst.mesh
+    places = f" on {src.mesh}" if alone else f", from {src.mesh} to {dst.mesh}"
+    lines = [f"{src} -> {dst}{places}"]
+    for number, step in enumerate(plan.steps, 1):
+        nbytes = step_nbytes(step, plan.itemsize)
+        seconds = step_seconds(step, plan.itemsize, plan.links)
+        cost = f"{nbytes_text(nbytes)}, {seconds_text(seconds)}" if nbytes else "nothing is sent"
+        lines.append(f"  {number}. {step}: {cost}")
+    if not plan.steps:
+        lines.append("  nothing to do")
+    total, bound = plan.total_bytes, plan.lower_bound
+    ratio = f", {total / bound:.2f}x" if bound else ""
+    lines += [
+        f"  received: {nbytes_text(total)}; lower bound {nbytes_text(bound)}{ratio}",
+        f"  per rank: {_by_rank(plan)}",
+        f"  memory:   {nbytes_text(plan.peak_elements * plan.itemsize)} at once, at most",
+        f"  time:     {seconds_text(plan.seconds)}, estimated",
+    ]
+    return "\n".join(lines)
+
+
+def _by_rank(plan: Plan) -> str:
+    meshes = [plan.src.mesh] + [plan.dst.mesh] * (plan.dst.mesh != plan.src.mesh)
+    count = sum(mesh.size() for mesh in meshes)
+    ranks = sorted({rank for mesh in meshes for rank in _some(mesh, _SAMPLED // len(meshes))})
+    nbytes = [plan.bytes_received(rank) for rank in ranks]
+    if len(ranks) <= _LISTED:
+        return _listed(ranks, nbytes)
+    of = f"{len(ranks)} of {count} ranks" if count > _SAMPLED else f"{len(ranks)} ranks"
+    nbytes.sort()
+    least, median, most = map(
+        nbytes_text, (nbytes[0], nbytes[(len(nbytes) - 1) // 2], nbytes[-1]))
+    return f"min {least}, median {median}, max {most} ({of})"
+
+
+def _some(mesh: Mesh, most: int) -> list[int]:
+    size = mesh.size()
+    count = min(size, most)
+    return [mesh.rank_at(place * size // count) for place in range(count)]
+
+
+def _listed(ranks: Sequence[int], nbytes: Sequence[int]) -> str:
+    """Ranks that receive equal amounts are listed together."""
+    groups: dict[str, list[int]] = {}
+    for count, rank in sorted(zip(nbytes, ranks)):
+        groups.setdefault(nbytes_text(count), []).append(rank)
+    if len(groups) == 1:
+        return f"{nbytes_text(nbytes[0])} each"
+    return "; ".join(f"{text} on {','.join(map(str, sorted(its)))}" for text, its in groups.items())

@@ -218,7 +218,6 @@ def _joined_cuts(
 
 
 def default_of(layout: Layout, dim: int) -> tuple[int, ...]:
-    """The default cuts of a dim."""
     return default_cuts(
         layout.shape[dim], [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
     )

@@ -181,11 +181,8 @@ def _broadcast(
 
 
 def result_shapes(pattern: Pattern, operands: Sequence[Shape]) -> list[tuple[int, ...]]:
-    """The shapes of the results, from those of the operands.
-
-    Raises:
-        LayoutError: operands that do not fit, or a factor whose size they do not determine.
-    """
+    """The shapes of the results, from those of the operands; LayoutError if these do not fit, or do
+    not determine the size of a factor."""
     places = operand_places(pattern, len(operands))
     if places is None:
         raise pattern.misfit(f"{len(operands)} operands are given, the rule has "
@@ -219,11 +216,7 @@ def _named(
     pattern: Pattern, places: tuple[int, ...], operands: Sequence[Shape],
     result_ndims: tuple[int, ...], results: Sequence[Shape], along: Along,
 ) -> _Named:
-    """The tensors with a name for every dim.
-
-    Raises:
-        LayoutError: tensors whose numbers of dims differ from the string.
-    """
+    """The tensors with a name for every dim."""
     try:
         return _name(pattern, places, tuple(map(len, operands)), result_ndims, along)
     except _Misfit as misfit:

@@ -79,11 +79,8 @@ class RuleText:
         return self.serves is None and all(type(text) is str for text in self.texts)
 
     def bind(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
-        """The rule of a call; None if it does not cover the call.
-
-        Raises:
-            LayoutError: tensors that the string does not fit.
-        """
+        """The rule of a call; None if it does not cover the call. LayoutError if the string does
+        not fit."""
         if self.serves is not None and not self.serves(call):
             return None
         shapes = [tensor.shape for tensor in call.tensors]
@@ -150,7 +147,9 @@ class RuleText:
         bias = tensors(self.bias) or ()
         sets = [tensors(operands) for operands in self.linear]
         linear = tuple([tuple(sorted({*members, *bias})) for members in sets if members])
-        if not _all_finite(call) or not call.results:
+        given = (*call.args, *call.kwargs.values())
+        # Partial values times inf may add up to nan where their sum times inf is inf.
+        if any(type(one) is float and not math.isfinite(one) for one in given) or not call.results:
             return (), bias, False
         dtypes = {result.dtype for result in call.results}
         moves = self.moves and all(
@@ -158,14 +157,6 @@ class RuleText:
         if not moves:
             linear = linear_sets(linear, call.tensors, call.results[0])
         return linear, bias, moves
-
-
-def _all_finite(call: Call) -> bool:
-    """Partial values times inf may add up to nan where their sum times inf is inf."""
-    for arg in (*call.args, *call.kwargs.values()):
-        if type(arg) is float and not math.isfinite(arg):
-            return False
-    return True
 
 
 def rule(

@@ -26,7 +26,6 @@ def names(ndim: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def dims(ndim: int) -> FactorDims:
-    """The dims of a tensor with one factor each."""
     return tuple((name,) for name in names(ndim))
 
 

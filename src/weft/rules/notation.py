@@ -145,11 +145,7 @@ _MARK = re.compile(r">0|!|~[A-Za-z0-9_]*|:[a-z]+")
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Pattern:
-    """Parse a factor string, such as `"m k, k n -> m n"` (see the head of this file).
-
-    Raises:
-        PlacementError: a malformed string, or an unknown kind.
-    """
+    """Parse a factor string, such as `"m k, k n -> m n"` (see the head of this file)."""
     sides = text.split("->")
     if len(sides) != 2:
         raise _malformed(text, f"it has {len(sides) - 1} arrows", [text])

@@ -56,11 +56,8 @@ class OwnRule:
             yield pattern
 
     def check(self, pattern: Pattern) -> None:
-        """Raise if `linear` or `nonempty` name something that is not in the string.
-
-        Raises:
-            PlacementError: they do; or the kind of reduction is a mean.
-        """
+        """Raise PlacementError if `linear` or `nonempty` name something that is not in the string,
+        or if the kind of reduction is a mean."""
         count = len(pattern.operands)
         wrong = [f"linear={members}" for members in self.linear
                  if not all(0 <= member < count for member in members)]
@@ -108,7 +105,8 @@ class OwnRule:
                 found = bind(
                     pattern, shapes, [result.shape for result in results],
                     linear=tuple([tuple(sorted(members)) for members in linear]),
-                    moves=self.moves, nonempty=self.nonempty & _leads(pattern),
+                    moves=self.moves, nonempty=self.nonempty.intersection(
+                        factors[0] for tensor in pattern.operands for factors in tensor if factors),
                 )
             except LayoutError as misfit:
                 misfits.append(misfit)
@@ -124,10 +122,6 @@ class OwnRule:
                 [str(misfit).splitlines()[0] for misfit in misfits],
                 "weft.register_rule(op, [..., another string])")
         return None
-
-
-def _leads(pattern: Pattern) -> frozenset[str]:
-    return frozenset(factors[0] for tensor in pattern.operands for factors in tensor if factors)
 
 
 def _malformed(pattern: Pattern, facts: str, offenders: Sequence[str], fix: str) -> PlacementError:

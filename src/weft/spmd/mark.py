@@ -242,20 +242,14 @@ def local_shards(t: ShardTensor) -> list[LocalShard]:
     if mesh.here is None:
         return []
     block = copied_on_write(t.to_local().detach())
-    return [LocalShard(block, _indices(t), mesh.rank, _replica(t))]
+    replica = mesh.place_along(t.sharding.free_axes, mesh.here)  # along those that do not shard
+    return [LocalShard(block, _indices(t), mesh.rank, replica)]
 
 
 def _indices(t: ShardTensor) -> tuple[slice, ...]:
     here = t.device_mesh.here
     assert here is not None
     return tuple(slice(*interval) for interval in t.sharding.box_at(here))
-
-
-def _replica(t: ShardTensor) -> int:
-    """The position of this rank among the axes that do not shard."""
-    mesh = t.device_mesh
-    assert mesh.here is not None
-    return mesh.place_along(t.sharding.free_axes, mesh.here)
 
 
 def load_local_shards_(

@@ -159,12 +159,7 @@ def _again(
 
 
 def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:
-    """A spec as torch_xla writes it: names, axis numbers, tuples of them, None.
-
-    Raises:
-        ShardTypeError: entries of another type.
-        PlacementError: more entries than dims.
-    """
+    """A spec as torch_xla writes it: names, axis numbers, tuples of them, None."""
     if isinstance(partition_spec, P):
         return partition_spec
     if isinstance(partition_spec, str) or not isinstance(partition_spec, Sequence):

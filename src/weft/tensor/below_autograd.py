@@ -21,7 +21,6 @@ _ASKED_BY = {
 
 
 def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpError:
-    """The error of an op there."""
     if sends(func):
         return refusal(func, [])
     kinds = [str(kind.__name__) for kind in types]

@@ -26,8 +26,7 @@ from weft.transport.transition import Transition
 __all__ = [
     "DEBUG", "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
     "check_transforms", "debug", "explain", "inside_region", "is_inside_region", "is_strict",
-    "num_dispatch_modes",
-    "source_line", "strict", "tracing", "warn",
+    "num_dispatch_modes", "source_line", "strict", "warn",
 ]
 
 
@@ -121,11 +120,6 @@ def debug(enabled: bool = True) -> Iterator[None]:
         yield
 
 
-def tracing() -> AbstractContextManager[None]:
-    """Around torch.jit.trace: calls go by the general route, which sees whether it runs."""
-    return STRICT.counted()
-
-
 num_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
@@ -142,12 +136,8 @@ def is_traced() -> bool:
 
 
 def check_traced(op: str) -> None:
-    """Raise while a program is traced, because the graph would hold this rank's blocks as
-    constants. Raise for fake tensors, too.
-
-    Raises:
-        UnsupportedOpError: it is, or they are.
-    """
+    """Raise UnsupportedOpError while a program is traced, because the graph would hold this rank's
+    blocks as constants, and for fake tensors."""
     if num_dispatch_modes() and torch._C._get_dispatch_mode(_FAKE) is not None:
         raise UnsupportedOpError(
             op, f"at {source_line()} a ShardTensor is used under FakeTensorMode",
@@ -163,11 +153,8 @@ def check_traced(op: str) -> None:
 
 
 def check_transforms(op: str) -> None:
-    """Raise while a transform of torch.func runs: its data on plain operands would be lost here.
-
-    Raises:
-        UnsupportedOpError: one does.
-    """
+    """Raise UnsupportedOpError while a transform of torch.func runs: its data on plain operands
+    would be lost here."""
     if transforms() is not None:
         raise UnsupportedOpError(
             op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
@@ -177,14 +164,9 @@ def check_transforms(op: str) -> None:
 
 
 def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise when strict mode, or a region of local tensors, forbids the plain tensors among these
-    operands.
-
-    A plain 0-dim tensor without gradient is a number.
-
-    Raises:
-        StrictError: some are plain. UnsupportedOpError: they are a rank's own.
-    """
+    """Raise StrictError when strict mode forbids the plain tensors among these operands, and
+    UnsupportedOpError where they are a rank's own. A plain 0-dim tensor without gradient is a
+    number."""
     region = _thread.region
     if not is_strict() and region is None:
         return
@@ -208,11 +190,7 @@ def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_summaries(op: str, operands: Sequence[Layout], axes: Sequence[int]) -> None:
-    """Raise when strict mode forbids an algorithm that communicates over axes.
-
-    Raises:
-        StrictError: it does.
-    """
+    """Raise StrictError when strict mode forbids an algorithm that communicates over axes."""
     if is_strict():
         layout = next(one for one in operands if set(axes) & set(one.sharded_axes))
         dims = [() if set(cut) & set(axes) else cut for cut in layout.dims]
@@ -224,11 +202,7 @@ def check_summaries(op: str, operands: Sequence[Layout], axes: Sequence[int]) ->
 
 
 def check_strict(op: str, transition: Transition) -> None:
-    """Raise when strict mode forbids this operand's transition.
-
-    Raises:
-        StrictError: it communicates.
-    """
+    """Raise StrictError when strict mode forbids this operand's transition, as it communicates."""
     if is_strict() and transition.communicates:
         if transition.cover is not None and transition.src == transition.dst:
             cover, layout = transition.cover, transition.dst

@@ -64,11 +64,7 @@ class Mixing(UnsupportedOpError):
 
 
 def check_mixing(op: str) -> None:
-    """Raise inside of `on_full`.
-
-    Raises:
-        Mixing: there.
-    """
+    """Raise `Mixing` inside of `on_full`."""
     if _thread.function is not None:
         raise Mixing(
             f"{_thread.function}.apply", f"its forward was given full tensors, and calls "

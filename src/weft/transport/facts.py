@@ -43,7 +43,6 @@ def replicated(layout: Layout, axes: Iterable[int]) -> frozenset[int]:
 
 
 def partial_axes(layout: Layout) -> frozenset[int]:
-    """The partial axes."""
     return frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
 
 

@@ -116,8 +116,8 @@ class _End(NamedTuple):
 def _ends(route: Route, rank: int) -> tuple[_End, _End]:
     boxes = []
     for layout in (route.src, route.dst):
-        at = layout.mesh.position_of_rank(rank)
-        boxes.append(() if at is None else layout.box_at(layout.mesh.coordinate(at)))
+        at = layout.mesh.coordinate_of_rank(rank)
+        boxes.append(() if at is None else layout.box_at(at))
     if route.src == route.dst:
         return _End(boxes[0], []), _End(boxes[1], [])
     return _End(boxes[0], route.sends(rank)), _End(boxes[1], route.receives(rank))

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -154,7 +153,9 @@ class Entering(_Hook):
         state = _STATES.get(module)
         if state is None or state.group is None or not state.group.packs:
             return None
-        return map_tensors(partial(_cast, self.policy.compute_dtype), (args, kwargs))
+        dtype = self.policy.compute_dtype
+        return map_tensors(
+            lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward = _thread.forward
@@ -262,10 +263,6 @@ def _of_all_parameters(module: nn.Module, axes: set[int]) -> set[int]:
         layout = one._meta.layout
         axes = axes.intersection(layout.dims[0]) if layout.ndim else set()
     return axes
-
-
-def _cast(dtype: torch.dtype, x: Any) -> Any:
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 def _listed(axes: Any) -> tuple[Any, ...]:

@@ -49,8 +49,8 @@ def packing_of(
     key = comm.ranks, tuple([meta.layout for meta in metas]), tuple(layouts), widths
 
     def make() -> Packing:
-        places = map(mesh.position_of_rank, comm.ranks)
-        coordinates = [mesh.coordinate(place) for place in places if place is not None]
+        found = map(mesh.coordinate_of_rank, comm.ranks)
+        coordinates = [each for each in found if each is not None]
         return Packing(metas, layouts, coordinates, comm.index, widths)
 
     return kept(mesh.cache.setdefault("packings", {}), key, make)

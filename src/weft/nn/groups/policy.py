@@ -74,7 +74,7 @@ def policies_of(
         for pattern, policy in given.items():
             if fnmatchcase(path, pattern):
                 above = inner.setdefault(pattern, [])
-                if _is_in(path, above):
+                if any(path.startswith(f"{one}." if one else "") for one in above):
                     break
                 above.append(path)
                 matched |= part is module
@@ -103,17 +103,9 @@ def _runs(module: nn.Module) -> bool:
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
-def _is_in(path: str, others: list[str]) -> bool:
-    return any(path.startswith(f"{one}." if one else "") for one in others)
-
-
 def check_gather(module: nn.Module, given: Any) -> None:
-    """Check the argument `gather`.
-
-    Raises:
-        LayoutError: a pattern that matches no module.
-        ShardTypeError: not a map, or what it maps to is no Gather, nor a bool.
-    """
+    """Raise LayoutError for a pattern of the argument `gather` that matches no module, and
+    ShardTypeError for what is no map to Gather or bool."""
     if given is None or isinstance(given, bool):
         return
     wrong = [f"{given!r}"] if not isinstance(given, Mapping) else [

@@ -51,5 +51,4 @@ def stretches(interval: Span, order: Order) -> tuple[Stretch, ...]:
 
 
 def positions(found: Sequence[Stretch], device: torch.device) -> Tensor:
-    """The position of each row."""
     return torch.cat([torch.arange(one.position, one.stop, device=device) for one in found])

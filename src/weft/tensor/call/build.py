@@ -198,7 +198,8 @@ class _Miss:
             made = builder.program(made)
         op = trace.ops[0]
         by_number = builder.own is not None and not builder.own.by_shape
-        numbers_flow = made.as_called and not by_number and _numbers_flow(op)
+        numbers_flow = made.as_called and not by_number and ops.floats_flow(
+            facts(op.overload).functional)
         if as_it_is(func) or numbers_come_from(op, (args, kwargs)):
             by_form = made if isinstance(made, Program) and builder.by_form else None
             if self.structure is not None and self.found is None:
@@ -383,7 +384,3 @@ def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any
             return []
         found.append((at, theirs))
     return found
-
-
-def _numbers_flow(op: Op) -> bool:
-    return ops.floats_flow(facts(op.overload).functional)

@@ -44,10 +44,7 @@ def composed(
 
 def entry_of(about: Facts) -> Entry | None:
     """The entry of an op: that of the op in place, if there is one, else of the op out of place.
-
-    Raises:
-        UnsupportedOpError: it changes a shape in place, and has no entry of its own.
-    """
+    One that changes a shape in place has to have its own: else UnsupportedOpError."""
     own = ops.find_exactly(about.name) if about.writes else None
     if own is None and about.reshapes:
         known = [entry.names[0] for key, entry in ops.BOOK.items() if _reshapes(key)]

@@ -28,7 +28,6 @@ from weft.tensor.call.local import (
     as_it_is,
     as_leaf,
     copying,
-    has_gaps,
     nothing,
     packed,
     replayed,
@@ -43,7 +42,6 @@ from weft.tensor.placing.operands import (
     operand_transitions,
     staying,
     varying_axes,
-    varying_of,
     writing_back,
 )
 from weft.tensor.placing.refusals import refuse
@@ -191,7 +189,8 @@ class Builder:
             alias = self._alias(layouts[0] != decision.operands[0])
             return self._outside(decision.results, alias, decision)
         varying = varying_axes((*decision.operands, *decision.results))
-        known = [varying_of(self.tensors[place]) for place in self.slots]
+        given = [self.tensors[place] for place in self.slots]
+        known = [one._meta.varying if type(one) is ShardTensor else NONE for one in given]
         if self.target is None:
             self.stays = staying(known, wants, varying)
         varying |= self.stays
@@ -375,10 +374,16 @@ class Builder:
         return shares_memory(self.op, self.tensors)
 
     def _has_gaps(self) -> bool:
+        """Whether neighbours that a view makes one element of may be none in a shard's memory.
+
+        Where one rank holds all of a sharded dim, its shard may be part of a longer line and may
+        begin or end at an odd place. All ranks know it by the empty shards of the others.
+        """
         if not self._widens():
             return False
         result = self.trace.metas[slots_of(self.op.results)[0].index]
-        return has_gaps((self.tensors[self.slots[0]].dtype, result.dtype), self.layouts[0])
+        wider = self.tensors[self.slots[0]].dtype.itemsize < result.dtype.itemsize
+        return wider and self.layouts[0].has_empty_shards
 
     def _alias(self, moved: bool) -> str | None:
         """Why the results, views in torch, share no memory with their base; None if they do."""

@@ -235,11 +235,7 @@ def _name(func: Any) -> str:
 
 
 def mesh_of(call_name: str, metas: Sequence[Meta]) -> Any:
-    """The one mesh of the operands.
-
-    Raises:
-        MeshError: they live on several.
-    """
+    """The one mesh of the operands; MeshError if they live on several."""
     mesh = metas[0].mesh
     others = {str(meta.layout): meta.mesh for meta in metas if meta.mesh != mesh}
     if others:

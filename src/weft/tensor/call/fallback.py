@@ -137,11 +137,7 @@ def _wrapped(
 
 
 def _write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
-    """Bring what was written to `full`, the operand's value on every rank, to the operand.
-
-    Raises:
-        UnsupportedOpError: the operand shares no memory with the tensor that it stands for.
-    """
+    """Bring what was written to `full`, the operand's value on every rank, to the operand."""
     if type(tensor) is not ShardTensor:
         return
     check_writable(name, tensor)

@@ -18,11 +18,8 @@ __all__ = ["check_cast", "check_gradient", "check_writable"]
 
 
 def check_writable(name: str, target: torch.Tensor) -> None:
-    """Raise if a write would not reach the base of the target.
-
-    Raises:
-        UnsupportedOpError: the target came from a view op that had to communicate.
-    """
+    """Raise UnsupportedOpError if a write would not reach the target's base: a view op that had to
+    communicate made it."""
     if type(target) is ShardTensor and target._meta.alias is not None:
         raise UnsupportedOpError(
             name, f"the tensor {target.sharding} came from a view op "
@@ -32,11 +29,8 @@ def check_writable(name: str, target: torch.Tensor) -> None:
 
 
 def check_gradient(name: str, layout: Layout) -> None:
-    """Raise if the target's layout has no gradient, of a write of values that require one.
-
-    Raises:
-        UnsupportedOpError: the target is partial by max or min.
-    """
+    """Raise UnsupportedOpError for a write of values that require a gradient to a layout that has
+    none: partial by max or min."""
     kinds = sorted({
         kind for kind, size in zip(layout.partial, layout.mesh.axis_sizes)
         if kind in ("max", "min") and size > 1

@@ -95,7 +95,8 @@ def _of_rule(builder: Builder, rule: Rule) -> Sources | None:
         place for place, factors in held if place not in joined
         and (not joint.isdisjoint(factors) or (told and factors not in made))
     ])
-    if any(_has_own_cuts(builder, place) for place in fixed):
+    of = dict(zip(builder.slots, builder.layouts))
+    if any(of[slot].cuts[dim] is not None for slot, dim in fixed):
         return None
     return Sources(found, fixed, sizes_flow=told, parts=not told and rule.moves and not sums)
 
@@ -121,11 +122,6 @@ def _product(
     if total != length or not times or any(len(factors) != 1 for factors in names):
         return None
     return Length((first,), times=tuple(times))
-
-
-def _has_own_cuts(builder: Builder, place: Place) -> bool:
-    slot, dim = place
-    return builder.layouts[builder.slots.index(slot)].cuts[dim] is not None
 
 
 def _of_decision(builder: Builder) -> Sources | None:

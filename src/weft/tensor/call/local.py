@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch.autograd.grad_mode import _force_original_view_tracking
 
-from weft.core import Layout
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.execute import unshared
 
 __all__ = [
-    "apart", "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "nothing",
+    "apart", "as_it_is", "as_leaf", "copying", "is_builtin", "is_torchs_own", "nothing",
     "packed", "replayed",
 ]
 
@@ -96,14 +95,3 @@ def apart(local: Any) -> Any:
         return map_tensors(lambda one: reduce(unshared, given, one), out)
 
     return run
-
-
-def has_gaps(dtypes: tuple[torch.dtype, torch.dtype], layout: Layout) -> bool:
-    """Whether neighbours that a view makes one element of may be none in a shard's memory.
-
-    Where one rank holds all of a sharded dim, its shard may be part of a longer line and may begin
-    or end at an odd place. All ranks know it by the empty shards of the others.
-    """
-    if dtypes[0].itemsize >= dtypes[1].itemsize:
-        return False
-    return layout.has_empty_shards

@@ -36,11 +36,6 @@ class _Term(NamedTuple):
     known: list[Any]
 
 
-def _is_loss(meta: Meta) -> bool:
-    """Whether it is one number whose value no rank knows."""
-    return meta.requires_grad and meta.layout.is_partial and meta.shape.numel() == 1
-
-
 def _holds_losses(meta: Meta) -> bool:
     """Whether it may be made of losses: one number, or a stack of partial ones."""
     stacked = len(meta.shape) == 1 and meta.layout.is_partial
@@ -81,12 +76,13 @@ def _terms_of(operands: Sequence[ShardTensor]) -> tuple[_Term, ...]:
     """The losses among them, and those that they were made of, the nearest where there are many."""
     terms = {}
     for loss in operands:
-        if not _is_loss(loss._meta):
-            continue
+        meta = loss._meta
+        if not (meta.requires_grad and meta.layout.is_partial and meta.shape.numel() == 1):
+            continue  # its value is known
         known, version = getattr(loss, "_known", None), version_of(loss)
         if known is None or known[0] != version:
             loss._known = known = [version, None]
-        transition = to_replicated(loss._meta)
+        transition = to_replicated(meta)
         if transition is not None and transition.reduction is not None:
             terms[id(known)] = _Term(loss._local.detach(), transition, known)
     for one in operands:

@@ -45,7 +45,8 @@ def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function
     name = getattr(func, "__name__", str(func))
     targets = flatten(kwargs["out"])
     asked = any(one.requires_grad for one in flatten((args, kwargs)))
-    if torch.is_grad_enabled() and asked and any(map(_may_want_grad, targets)):
+    may_want = any(one.is_floating_point() or one.is_complex() for one in targets)
+    if torch.is_grad_enabled() and asked and may_want:
         raise RuntimeError(
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad."
@@ -84,11 +85,6 @@ def _gives_nothing(name: str) -> bool:
         not schema.returns and any(argument.is_out for argument in schema.arguments)
         for schema in schemas
     )
-
-
-def _may_want_grad(target: torch.Tensor) -> bool:
-    """What gives indices or truth values has no gradient, whatever its operands want."""
-    return target.is_floating_point() or target.is_complex()
 
 
 def _write(name: str, target: torch.Tensor, value: torch.Tensor) -> None:

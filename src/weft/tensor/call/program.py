@@ -201,7 +201,8 @@ class Program(Recipe):
             self.is_quick = self._is_quick(self.steps[0])
             self.in_place = self._place_written(self.steps[0])
         if self.is_quick:
-            self._open()
+            self._set_moves(self.steps[0])
+            self.bound = None if self.places is None else self.steps[0].bound_at(self.places)
 
     def _is_quick(self, step: Step) -> bool:
         """Whether the short route may carry out the one step, once its result has been seen."""
@@ -220,13 +221,8 @@ class Program(Recipe):
         as_it_is = step.local is None and not step.operands and not step.write_back
         return self.places[step.target] if as_it_is else None
 
-    def _open(self) -> None:
-        """Set what the short route reads, but for `fast`."""
-        (step,) = self.steps
-        self._set_moves(step)
-        self.bound = None if self.places is None else step.bound_at(self.places)
-
     def _set_moves(self, step: Step) -> None:
+        """Set what the short route reads, but for `fast` and `bound`."""
         self.caller, self.leave = step, step.results[0][1]
         if self.places is not None:
             self.moves = tuple([(self.places[at], move) for at, move in step.operands])

@@ -175,18 +175,14 @@ def _reducing_first(made: Recipe, targets: Targets, cause: Caller, then: Recipe)
                 moves.append((at, move))
         move_operands(tensors, moves, locals_, cause)
         for at, target in targets:
-            tensors[at] = _became(tensors[at], locals_[at], target)
+            tensor, local = tensors[at], locals_[at]
+            meta = tensor._meta.replace(layout=target, requires_grad=local.requires_grad)
+            tensors[at] = wrap(local, meta)
+            _keep(tensor, tensors[at], target)
         args, kwargs = substitute((args, kwargs), iter(tensors))
         return then.run(func, args, kwargs)
 
     return run
-
-
-def _became(tensor: ShardTensor, local: torch.Tensor, layout: Layout) -> ShardTensor:
-    """The value that replaces the tensor from now on."""
-    out = wrap(local, tensor._meta.replace(layout=layout, requires_grad=local.requires_grad))
-    _keep(tensor, out, layout)
-    return out
 
 
 def _keep(tensor: ShardTensor, became: torch.Tensor, layout: Layout) -> None:

@@ -90,7 +90,6 @@ class Sized:
         return any(not places.isdisjoint(places_in(source)) for source in self.dims)
 
     def strides(self, shape: Sequence[int], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """Those for this shape."""
         lines = {dim: _line(tensors[slot], at) for dim, (slot, at) in self.lines}
         return strides_in_order(shape, self.order, lines)
 

@@ -272,8 +272,9 @@ class Sizes:
             return  # lengths that they are parts of would have to be others, too
         mesh = _mesh_of(tensors)
         layouts = [layout_of(one, mesh) for one in tensors]
-        if _some_empty(mesh, (*self.layouts, *layouts)):
-            return
+        assert mesh.here is not None
+        if any(0 in layout.local_shape_at(mesh.here) for layout in (*self.layouts, *layouts)):
+            return  # edges may have to be anchored
         groups: dict[tuple[int, int], set[Change]] = {}
         for change in self._changed(layouts):
             slot, dim, _ = change
@@ -305,12 +306,6 @@ def _mesh_of(tensors: Sequence[torch.Tensor]) -> BoundMesh:
         if type(one) is ShardTensor:
             return one._meta.mesh
     raise AssertionError("no operand is sharded")
-
-
-def _some_empty(mesh: BoundMesh, layouts: Sequence[Layout]) -> bool:
-    """Whether this rank holds nothing of one of them, so that edges may have to be anchored."""
-    assert mesh.here is not None
-    return any(0 in layout.local_shape_at(mesh.here) for layout in layouts)
 
 
 def _exchanged(

@@ -58,11 +58,7 @@ def _embedding_bag(
 
 
 def _bounds(offsets: Tensor, length: int, include_last: bool) -> tuple[Tensor, Tensor]:
-    """Where each bag begins and ends among the indices.
-
-    Raises:
-        RuntimeError: torch's, on all ranks: the offsets are none.
-    """
+    """Where each bag begins and ends among the indices; torch's errors of offsets, on all ranks."""
     num = offsets.shape[0]
     ends = offsets[1:] if include_last else torch.cat([offsets[1:], offsets.new_tensor([length])])
     if not num:
@@ -217,7 +213,6 @@ def _largest(
 
 
 def _elements(weight: Tensor, row: Tensor, has: Tensor) -> Tensor:
-    """The elements of these rows, and zeros."""
     if not len(weight):
         return weight.sum(0).expand(len(row), -1)
     columns = torch.arange(weight.shape[1], device=row.device)

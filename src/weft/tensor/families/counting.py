@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from weft.core import Layout
+from weft.core.cuts import cuts_from_sizes
 from weft.ops.sorting.distinct import Distinct, consecutive, distinct, distinct_rows
 from weft.ops.sorting.splitting import Row, can_key
 from weft.ops.sorting.unsigned import from_order, to_order
@@ -83,7 +83,7 @@ def _distinct(
             found = _of_rows(find, row, local, over, *asked)
     lead = range(layout.ndim) if over is None else (over,)
     axes = tuple(axis for at in lead for axis in layout.dims[at])
-    cuts = (0, *accumulate(found.sizes))
+    cuts = cuts_from_sizes(found.sizes)
     ragged = Layout.make(layout.mesh, (cuts[-1],), (axes,), (cuts,))
     values, lies = from_order(found.values, x.dtype), ragged
     if over is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from weft import propagate
 from weft.comm import BoundMesh
-from weft.core import Layout, default_cuts
+from weft.core import Layout, finer_cuts
 from weft.ops import Composite
 from weft.ops.algorithm import Local
 from weft.ops.grouped_mm import RULE, by_rows, matrices_as_they_are, product, result
@@ -128,11 +127,7 @@ def cuts_at_owners(
         last.append(min(max(end, last[-1]), num_rows))
     bounds = [last[cut] for cut in of_groups.cuts_of(0)]
     bounds[0], bounds[-1] = 0, num_rows  # rows behind the last group have to be somewhere
-    sizes = [of_groups.mesh.axis_sizes[axis] for axis in within]
-    cuts = [0]
-    for start, stop in pairwise(bounds):
-        cuts += [start + cut for cut in default_cuts(stop - start, sizes)[1:]]
-    return tuple(cuts)
+    return finer_cuts(bounds, [of_groups.mesh.axis_sizes[axis] for axis in within])
 
 
 PAGE = page(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.core.cuts import cuts_from_sizes
 from weft.rules import op, page
 from weft.tensor import modes
 from weft.tensor.call import outside
@@ -123,10 +123,6 @@ def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
         return send_packed(mesh, name, local_of(mask), own, to)
 
 
-def _offsets(counts: Sequence[int]) -> tuple[int, ...]:
-    return (0, *accumulate(counts))
-
-
 def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -> ShardTensor:
     """`x[:, mask]`, with `first` dims in front: those elements for which the mask is true.
 
@@ -136,7 +132,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     check_shape(x, mask, first)
     both = _aligned(name, x, mask, first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
-    cuts = _offsets(both.counts(name, local.shape[first]))
+    cuts = cuts_from_sizes(both.counts(name, local.shape[first]))
     layout = both.selected(mask.dim(), cuts)
     return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
@@ -151,11 +147,7 @@ def _strides(x: Tensor, num: int, first: int, count: int) -> tuple[int, ...] | N
 
 
 def check_shape(x: Tensor, mask: Tensor, first: int) -> None:
-    """Raise what torch raises of a mask that does not fit.
-
-    Raises:
-        IndexError: it does not.
-    """
+    """Raise torch's IndexError of a mask that does not fit."""
     if tuple(mask.shape) != tuple(x.shape[first : first + mask.dim()]):
         at = next((
             dim for dim, length in enumerate(mask.shape)
@@ -212,7 +204,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     start, _ = both.layout.box_at(both.mesh.here)[0]
     if start:
         found[:, 0] += start
-    cuts = _offsets(both.counts("nonzero", len(found)))
+    cuts = cuts_from_sizes(both.counts("nonzero", len(found)))
     line = both.line(cuts)
     if not as_tuple:
         layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
@@ -221,11 +213,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 
 
 def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """The first `size` of what `nonzero` finds, and `fill_value` where it finds less.
-
-    Raises:
-        RuntimeError: a negative size.
-    """
+    """The first `size` of what `nonzero` finds, and `fill_value` where it finds less."""
     if size < 0:
         raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
     found = nonzero(input)[:size]
@@ -241,11 +229,7 @@ def _places(input: Tensor) -> Any:
 
 
 def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Where the mask is true, the elements of `source` in order: each rank gets its own.
-
-    Raises:
-        RuntimeError: `source` has fewer elements than the mask selects.
-    """
+    """Where the mask is true, the elements of `source` in order: each rank gets its own."""
     if mask.dtype is not torch.bool:
         raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got {mask.dtype}")
     if input.dtype is not source.dtype:
@@ -257,7 +241,7 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     both = _aligned(
         "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
     )
-    cuts = _offsets(both.counts("masked_scatter"))
+    cuts = cuts_from_sizes(both.counts("masked_scatter"))
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
@@ -294,7 +278,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         return
     _check_dtype(x, value)
     both = _aligned("__setitem__", x, mask, first, reduced=True)
-    cuts = _offsets(both.counts("__setitem__"))
+    cuts = cuts_from_sizes(both.counts("__setitem__"))
     result = both.selected(num, cuts)
     if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
         raise RuntimeError(

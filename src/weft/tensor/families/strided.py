@@ -34,12 +34,8 @@ Ints = tuple[int, ...]
 def _as_strided(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """`torch.as_strided`, without other ranks' memory.
-
-    Raises:
-        UnsupportedOpError: a sharded dim changes otherwise than into windows, or elements of other
-            ranks are requested.
-    """
+    """`torch.as_strided`, without other ranks' memory: a sharded dim can only change into
+    windows."""
     check_traced("as_strided")  # a tracer asks what memory its arguments have
     meta, size, stride = input._meta, tuple(size), tuple(stride)
     if len(size) != len(stride):

@@ -26,10 +26,7 @@ _unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_
 
 def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: Any) -> None:
     """`torch._amp_foreach_non_finite_check_and_unscale_`; one float32 is reduced over the mesh.
-
-    Raises:
-        UnsupportedOpError: a gradient is partial, so its values are not known.
-    """
+    Values of a partial gradient are not known: UnsupportedOpError."""
     sharded = [grad for grad in grads if type(grad) is ShardTensor]
     partial = [str(grad.sharding) for grad in sharded if grad.sharding.is_partial]
     if partial or type(found_inf) is ShardTensor or type(inv_scale) is ShardTensor:

@@ -22,11 +22,8 @@ __all__ = ["refuse_nan_check"]
 
 
 def refuse_nan_check(outputs: Sequence[Tensor]) -> None:
-    """Called before the engine runs from these outputs.
-
-    Raises:
-        UnsupportedOpError: torch would look for NaNs in a graph that the ranks share.
-    """
+    """Called before the engine runs from these outputs: torch would look for NaNs in a graph that
+    the ranks share."""
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and _is_shared(outputs):
         raise UnsupportedOpError(
             "torch.autograd.detect_anomaly()",

@@ -62,11 +62,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _num_means(meta: Meta) -> int:
-    """The factor between the gradient of such a tensor and that of its local partial value.
-
-    Raises:
-        UnsupportedOpError: it is partial by a kind for which one does not follow from the other.
-    """
+    """The factor between the gradient of such a tensor and that of its local partial value."""
     layout = meta.layout
     kinds = {kind for kind in layout.partial if kind is not None}
     if not kinds <= {"sum", "avg"}:

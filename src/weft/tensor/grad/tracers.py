@@ -17,7 +17,7 @@ from torch.jit._state import _try_get_jit_cached_function
 
 from weft.errors import UnsupportedOpError
 from weft.tensor.call.own.functions import is_sharded
-from weft.tensor.modes import tracing
+from weft.tensor.modes import STRICT
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
@@ -41,7 +41,7 @@ def refuse_while_tracing(original: Any, *args: Any, **kwargs: Any) -> Any:
     """The same for tracers; while they run, any use of a ShardTensor is refused."""
     # `torch.jit.trace` is at home in `torch.jit._trace`.
     _check(f"{original.__module__.partition('._')[0]}.{original.__name__}", _FIX, args, kwargs)
-    with tracing():
+    with STRICT.counted():  # calls go by the general route, which sees whether it runs
         return original(*args, **kwargs)
 
 

@@ -83,12 +83,7 @@ def _not_dense(call: str, form: Any) -> Exception:
 
 
 def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape of `weft.zeros(4, 5)` or `weft.zeros((4, 5))`.
-
-    Raises:
-        ShardTypeError: one of the lengths is not a length.
-        LayoutError: one is negative.
-    """
+    """The shape of `weft.zeros(4, 5)` or `weft.zeros((4, 5))`."""
     given = size
     if size and isinstance(size[0], Sequence) and not isinstance(size[0], (str, P)) and not (
         is_placements(size[0])

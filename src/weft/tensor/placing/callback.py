@@ -136,7 +136,8 @@ def to_callback(
     block = redistribute_to(x.detach(), layout, _OUT).to_local()
     if mesh.here is None:
         return
-    owners = _owners(layout) if in_turns else [mesh.here]
+    everyone = map(mesh.coordinate, range(mesh.size()))  # those that write, in mesh order
+    owners = [at for at in everyone if _writes(layout, at)] if in_turns else [mesh.here]
     for owner in owners:
         mine = owner == mesh.here and _writes(layout, owner)
         exchanged(_OUT, mesh, None, _written(layout.box_at(owner), fn, block) if mine else None)
@@ -150,12 +151,6 @@ def _check_same(
     if num > 1:
         wrong = [f"rank {mesh.rank_at(at)}: {one}" for at, one in enumerate(told)]
         raise LayoutError(call, fact.format(num), rule, wrong, fix)
-
-
-def _owners(layout: Layout) -> list[tuple[int, ...]]:
-    """The coordinates of the ranks that write, in mesh order."""
-    places = map(layout.mesh.coordinate, range(layout.mesh.size()))
-    return [place for place in places if _writes(layout, place)]
 
 
 def _writes(layout: Layout, place: tuple[int, ...]) -> bool:

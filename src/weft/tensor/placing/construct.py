@@ -59,7 +59,10 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if leaves:
         _leave_leaf(tensor, data)
     elif moves:
-        _take_memory(tensor, data)
+        # torch would make another parameter from or to the meta device; weft's stays the same.
+        new = data.requires_grad_(tensor._local.requires_grad)
+        take_hooks(tensor._local, new)
+        tensor._local = track_leaf(new)
         if grad is not None:  # a gradient there has no values, and one here has yet to get them
             tensor._local.grad, grad = torch.zeros_like(data), None
     else:
@@ -138,13 +141,6 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     old.register_post_accumulate_grad_hook(pass_on)
 
 
-def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
-    """From or to the meta device: torch would make another parameter, weft's stays the same."""
-    old, new = tensor._local, data.requires_grad_(tensor._local.requires_grad)
-    take_hooks(old, new)
-    tensor._local = track_leaf(new)
-
-
 def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
     new: Any = tensor._local
     if new._backward_hooks or new._post_accumulate_grad_hooks:
@@ -157,11 +153,7 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
 
 
 def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
-    """`x.set_(source)`: x shares the memory of a tensor with its shape and dtype.
-
-    Raises:
-        UnsupportedOpError: the source is a storage, a plain tensor, or has another shape or dtype.
-    """
+    """`x.set_(source)`: x shares the memory of a tensor with its shape and dtype."""
     same = type(source) is ShardTensor and source._meta.mesh == tensor._meta.mesh and (
         (source.shape, source.dtype) == (tensor.shape, tensor.dtype)
     )

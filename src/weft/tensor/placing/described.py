@@ -58,11 +58,8 @@ def strides_of(tensor: torch.Tensor) -> Strides:
 def compared(
     call: str, mesh: BoundMesh, mine: list[Facts], fault: WeftError | None, source: int
 ) -> list[Facts]:
-    """The facts of the source, if all ranks say the same.
-
-    Raises:
-        LayoutError: on all ranks, if they do not; `fault` if there is one.
-    """
+    """The facts of the source, if all ranks say the same, and there is no `fault`; else LayoutError
+    on all ranks."""
     told: list[list[Facts]] = exchanged(call, mesh, mine, fault)
     truth = told[source]
     wrong, first = [], None

@@ -133,7 +133,9 @@ def torch_draws(mesh: BoundMesh) -> Iterator[None]:
 
     Afterwards they are restored. It counts as a random call only if something was drawn.
     """
-    generators = [torch.default_generator, *_of_device(mesh.device)]
+    device, generators = mesh.device, [torch.default_generator]
+    if device.type not in ("cpu", "meta"):
+        generators.append(torch.get_device_module(device).default_generators[device.index])
     before = [generator.get_state() for generator in generators]
     key = STREAM.key(_part(mesh))
     known = STREAM.torch_seed
@@ -149,12 +151,6 @@ def torch_draws(mesh: BoundMesh) -> Iterator[None]:
         STREAM.torch_seed = known
     if not all(map(torch.equal, fresh, after)):
         next_key(mesh)
-
-
-def _of_device(device: torch.device) -> list[torch.Generator]:
-    if device.type in ("cpu", "meta"):
-        return []
-    return [torch.get_device_module(device).default_generators[device.index]]
 
 
 def drawn(

@@ -60,7 +60,6 @@ def is_used() -> bool:
 
 
 def register(storage: Any, freed: Freed) -> None:
-    """Register a storage; `freed` holds it."""
     if not _Used.any:
         _Used.any = True
         forget_recipes()  # those that watch nothing

@@ -26,14 +26,8 @@ __all__ = [
 def as_layout(
     mesh: BoundMesh, shape: Sequence[int], placements: Any, call: str = "placements"
 ) -> Layout:
-    """The layout that placements, a P or a Layout mean for a tensor of this shape.
-
-    Args:
-        call: the public call and its argument, for errors.
-
-    Raises:
-        LayoutError: a Layout of another mesh or shape.
-    """
+    """The layout that placements, a P or a Layout mean for a tensor of this shape. `call` is the
+    public call and its argument, for errors."""
     if isinstance(placements, ShardTensor):
         placements = placements.sharding
     if not isinstance(placements, Layout):
@@ -65,11 +59,7 @@ def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
 
 
 def check_tensor(value: Any, call: str) -> None:
-    """Raise if something is not a tensor.
-
-    Raises:
-        ShardTypeError: a list, a number, an array.
-    """
+    """Raise ShardTypeError for a list, a number, an array."""
     if not isinstance(value, torch.Tensor):
         kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
         fix = "torch.from_numpy(array)" if kind.startswith("numpy.nd") else "torch.tensor(value)"
@@ -81,11 +71,7 @@ def check_tensor(value: Any, call: str) -> None:
 
 
 def check_given(tensor: torch.Tensor, call: str) -> None:
-    """Raise if a plain tensor cannot become a ShardTensor.
-
-    Raises:
-        UnsupportedOpError: it is sparse, nested or quantized.
-    """
+    """Raise UnsupportedOpError for a plain tensor that is sparse, nested or quantized."""
     if not dense(tensor) or tensor.is_quantized:
         form, fix = str(tensor.layout), "to_dense()"
         if tensor.is_nested:

@@ -38,7 +38,7 @@ from weft.transport.transition import Transition
 __all__ = [
     "Caller", "NamedCaller", "as_value", "data_of", "entered", "forget_views", "move_operand",
     "move_operands", "operand_transitions", "settle", "share_memory", "staying", "varying_axes",
-    "varying_of", "writing_back",
+    "writing_back",
 ]
 
 MAX_VIEWS = 4096
@@ -370,11 +370,6 @@ def operand_transitions(
             sources, targets, wants, orders, reads or [None] * len(sources),
             known or [NONE] * len(sources))
     ]
-
-
-def varying_of(tensor: torch.Tensor) -> frozenset[int]:
-    """The axes over which a tensor is R."""
-    return tensor._meta.varying if type(tensor) is ShardTensor else NONE
 
 
 def as_value(tensor: torch.Tensor) -> torch.Tensor:

@@ -131,11 +131,8 @@ class _Move:
 def _varying(
     mesh: BoundMesh, layout: Layout, placements: Any, dtype: torch.dtype
 ) -> frozenset[int]:
-    """The axes over which a result is R, by the placements of its gradient.
-
-    Raises:
-        PlacementError: it is sharded otherwise than the result, or partial by other than a sum.
-    """
+    """The axes over which a result is R, by the placements of its gradient, which has to be sharded
+    alike and partial by sums alone."""
     if placements is None:
         return NONE
     seen = placed_gradients(mesh, layout, placements, dtype, "redistribute")
@@ -156,12 +153,8 @@ def _varying(
 def _dtypes(
     meta: Meta, given: tuple[torch.dtype | None, torch.dtype | None]
 ) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes in which values and gradients are sent.
-
-    Raises:
-        ShardTypeError: not a dtype.
-        LayoutError: one that a partial kind of the tensor cannot carry.
-    """
+    """The dtypes in which values and gradients are sent, which a tensor's partial kinds can
+    carry."""
     wrong = [
         f"{name}={one!r}" for name, one in zip(("forward_dtype", "backward_dtype"), given)
         if one is not None and not isinstance(one, torch.dtype)
@@ -268,11 +261,7 @@ def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
 
 
 def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
-    """The transition from gradients of local tensors, in the user's placements, to the tensor's.
-
-    Raises:
-        PlacementError: a gradient that cannot be that of the local tensors.
-    """
+    """The transition from gradients of local tensors, in the user's placements, to the tensor's."""
     layout, mesh = meta.layout, meta.mesh
     seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
     terms = facts.partial_axes(layout)
@@ -287,11 +276,7 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
 def placed_gradients(
     mesh: BoundMesh, layout: Layout, placements: Any, dtype: torch.dtype, call: str
 ) -> Layout:
-    """The layout of gradients of local tensors in the user's placements.
-
-    Raises:
-        PlacementError: a gradient that cannot be that of the local tensors.
-    """
+    """The layout of gradients of local tensors in the user's placements."""
     given = as_layout(mesh, layout.shape, placements, f"{call}(grad_placements)")
     wrong = [
         f"{name}: {_word(given, axis)} for {_word(layout, axis)}"

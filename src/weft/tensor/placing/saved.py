@@ -48,11 +48,7 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
 def _restored(
     local: torch.Tensor, facts: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> ShardTensor:
-    """The ShardTensor of a block that this rank, or its counterpart, has written.
-
-    Raises:
-        MeshError: the block of a rank of another number, or of a larger world.
-    """
+    """The ShardTensor of a block that this rank, or its counterpart, has written."""
     axes, ranks = facts["axes"], facts["ranks"]
     named = [name for name, _ in axes] != list(range(len(axes)))
     value = Mesh(axes if named else [size for _, size in axes], ranks)

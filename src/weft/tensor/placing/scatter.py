@@ -171,12 +171,8 @@ def _has_history(tensor: torch.Tensor) -> bool:
 
 
 def _check_source(tensor: torch.Tensor, call: str) -> None:
-    """Raise if the blocks of a tensor are no plain tensors.
-
-    Raises:
-        UnsupportedOpError: it is sparse, nested or quantized, or of a class with data of its own:
-            the source would keep a block of that class, and others receive numbers.
-    """
+    """Raise UnsupportedOpError unless the blocks are plain tensors. Of a class with data of its
+    own, the source would keep a block, and others receive numbers."""
     check_given(tensor, call)
     if hasattr(tensor, "__tensor_flatten__"):
         kind = type(tensor).__name__
@@ -193,11 +189,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_history(tensor: torch.Tensor, call: str) -> None:
-    """Raise if a gradient would end at the leaf that is made of a tensor.
-
-    Raises:
-        UnsupportedOpError: it would.
-    """
+    """Raise UnsupportedOpError if a gradient would end at the leaf that is made of a tensor."""
     if _has_history(tensor):
         node = type(tensor.grad_fn).__name__
         raise UnsupportedOpError(
@@ -394,9 +386,9 @@ def _send_blocks(
     else:
         for to, rank in enumerate(comm.ranks):
             if to != place:
-                position = mesh.position_of_rank(rank)
-                assert position is not None
-                block = _block(full, layout, mesh.coordinate(position)).to(mesh.device)
+                at = mesh.coordinate_of_rank(rank)
+                assert at is not None
+                block = _block(full, layout, at).to(mesh.device)
                 block = block.contiguous()
                 send += [(to, block)] if block.numel() else []
     comm.swap(send, recv, local.dtype)()

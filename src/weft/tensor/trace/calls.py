@@ -104,7 +104,6 @@ _VIEWS = tuple(
 
 @cache
 def facts(overload: OpOverload) -> Facts:
-    """The facts of an overload."""
     name, schema = str(overload), overload._schema
     infos = [argument.alias_info for argument in schema.arguments]
     returned = [one.alias_info for one in schema.returns]
@@ -203,13 +202,10 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fal
     return source.to(target.dtype).expand_as(target)
 
 
-def _polygamma(target: torch.Tensor, n: int) -> torch.Tensor:
-    return torch.polygamma(n, target)
-
-
 _UNLIKE = {
     "aten.copy.default": _copied,  # torch's own has no derivative
-    "aten.polygamma.default": _polygamma,  # and this another order
+    # torch's has another order
+    "aten.polygamma.default": lambda target, n: torch.polygamma(n, target),
 }
 
 

@@ -93,16 +93,12 @@ def unwatched() -> AbstractContextManager[Any]:
     return _disable_current_modes() if _num_modes() else nullcontext()
 
 
-def _without_history(tensor: torch.Tensor) -> torch.Tensor:
-    """A result that is saved with its history would keep the graph that keeps it."""
-    return tensor.detach()
-
-
 def unsaved() -> AbstractContextManager[Any]:
     """Hooks on saved tensors, of the user and of checkpoints, are not shown meta tensors."""
     if not _autograd._saved_tensors_hooks_is_enabled():  # so that there are none
         return nullcontext()
-    return saved_tensors_hooks(_without_history, lambda kept: kept)
+    # A result that is saved with its history would keep the graph that keeps it.
+    return saved_tensors_hooks(lambda tensor: tensor.detach(), lambda kept: kept)
 
 
 class _Recorder(SchemaCheckMode):
@@ -358,11 +354,8 @@ def _said(error: Exception) -> str:
 
 
 def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
-    """Raise where a result of a call cannot be a ShardTensor.
-
-    Raises:
-        UnsupportedOpError: it is sparse, nested, quantized, or of some library's own format.
-    """
+    """Raise UnsupportedOpError where a result of a call is sparse, nested, quantized, or of some
+    library's own format."""
     if not dense(tensor) or tensor.is_quantized:
         shape = "" if tensor.is_nested else f" of shape {tuple(tensor.shape)}"
         form = "nested" if tensor.is_nested else str(tensor.layout)

@@ -60,20 +60,17 @@ def _differentiated(
         behind.extend(_behind([one.grad_fn for one in flatten(out)]))
         return out
 
+    def contiguous_like(index: int) -> torch.Tensor:  # strides do not change the answer
+        return torch.empty_like(meta_like(tensors[index]), memory_format=torch.contiguous_format)
+
     with unwatched():
         try:
-            found = edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
+            found = edges(call, contiguous_like, wanted)
             return tuple([mine + others for mine, others in zip(found, behind)])
         except (RuntimeError, ZeroDivisionError):
             # Meta tensors do not know its derivative (that of nothing, or it reads a number, as
             # that of a complex svd): all may have one.
             return (tuple(wanted),) * len(slots_of(op.results))
-
-
-def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
-    """For questions that strides do not change the answer to: all ops take contiguous ones."""
-    with unwatched():
-        return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
 
 
 def _behind(nodes: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -222,7 +222,6 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _followers(base: ShardTensor) -> weakref.WeakSet[View]:
-    """The living views of this base."""
     found = getattr(base, "_followers", None)
     if found is None:
         found = base._followers = weakref.WeakSet()
