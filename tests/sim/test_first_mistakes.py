@@ -81,6 +81,43 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         "  Rule: each rank has a device of the type of its mesh.\n"
         "  Offenders: cuda\n"
         '  Fix: weft.init_mesh(axes, "cpu"); weft doctor says what torch finds')
+    with pytest.raises(weft.MeshError) as error:
+        weft.ones(2, mesh=weft.init_mesh({"dp": 1})).cuda()
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("to(device): it is 'cuda'")
+    assert lines[-1] == '  Fix: to("cpu"); weft doctor says what torch finds'
+
+
+def test_simulated_ranks_in_a_dry_run() -> None:
+    def program(mesh: Any) -> float:
+        return weft.ones(4, mesh=mesh).sum().item()
+
+    with pytest.raises(weft.CommunicationError) as error:
+        weft.dry_run(lambda mesh: weft.testing.run(program, mesh={"tp": 2}), {"dp": 8})
+    lines = str(error.value).splitlines()
+    assert lines[0] == ("weft.testing.run: it starts 2 simulated ranks inside a dry run, which is "
+                        "rank 0 of 8.")
+    assert lines[3] == "  Fix: in a script: mesh = weft.init_mesh({'tp': 2}), and program(mesh)"
+
+
+def test_workers_of_a_loader_cannot_send_sharded_rows() -> None:
+    def on_rank(mesh: Any) -> None:
+        with pytest.raises(weft.UnsupportedOpError, match="workers of a DataLoader") as error:
+            weft.ones(4, mesh=mesh, placements=P("dp"))._typed_storage()
+        assert "  Fix: DataLoader(..., num_workers=0)" in str(error.value).splitlines()
+
+    weft.testing.run(on_rank, mesh={"dp": 2})
+
+
+def test_a_rank_too_many() -> None:
+    def on_rank(mesh: Any) -> None:
+        if mesh.here is None:
+            with pytest.raises(weft.MeshError) as error:
+                weft.ones(4, mesh=mesh, placements=P("dp")).sum().item()
+            assert ("  Fix: weft run -n 2, if there are more ranks than meant"
+                    in str(error.value).splitlines())
+
+    weft.testing.run(on_rank, 3, mesh={"dp": 2})
 
 
 def test_torchs_ranks_in_simulated_ones() -> None:
@@ -94,7 +131,8 @@ def test_torchs_ranks_in_simulated_ones() -> None:
 
 def test_names_of_torch_and_torch_xla() -> None:
     for text, end in {
-        "weft.eye(4)": "; torch has torch.eye",
+        "weft.eye(4)": "; torch has torch.eye, which takes ShardTensors; what it makes without any "
+                       "is sharded by weft.distribute_tensor(value, mesh, P(...))",
         "spmd.use_spmd()": "; in its place: nothing to switch on: a tensor is sharded when it is "
                            "made so",
         "spmd.other()": "has no attribute 'other'",

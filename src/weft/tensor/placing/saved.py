@@ -10,19 +10,20 @@ resharded. The parts are plain values, so that `torch.load(weights_only=True)` r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from weft.comm import this_world
 from weft.core import Layout, Mesh
-from weft.errors import MeshError
+from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor.leaves import track_leaf
+from weft.tensor.modes import check_traced
 from weft.tensor.placing.freed import local_data, memory_of
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
 
-__all__ = ["reduced"]
+__all__ = ["reduced", "refuse_to_share"]
 
 
 def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
@@ -43,6 +44,21 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
     if memory_of(local) is not None:  # it has other parameters, too
         local = local.clone()
     return _restored, (local, facts, attributes_of(tensor))
+
+
+def refuse_to_share(tensor: ShardTensor) -> NoReturn:
+    """What `_typed_storage()` does: workers of a DataLoader call it, to send a batch home.
+
+    Raises:
+        UnsupportedOpError: always.
+    """
+    check_traced("_typed_storage")
+    layout = str(tensor.sharding)
+    raise UnsupportedOpError(
+        "_typed_storage()", "it is asked for memory that two processes share, as by workers of a "
+        f"DataLoader; the tensor is {layout}", "ShardTensors live in the processes of their mesh",
+        [layout], "DataLoader(..., num_workers=0)\n"
+        "weft.spmd.ShardedLoader(dataloader, P(...), mesh=mesh), whose workers load plain samples")
 
 
 def _restored(
