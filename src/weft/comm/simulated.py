@@ -266,7 +266,7 @@ class SimulatedRanks:
                 "a dry run calls the program as one rank, on the mesh that it is given",
                 [repr(self.mesh)],
                 f"in a script: mesh = weft.init_mesh({axes}), and program(mesh)\n"
-                "in Python: weft.dry_run(program, mesh) in place of weft.testing.run(program, mesh)")
+                "in Python: weft.dry_run(program, mesh), not weft.testing.run(program, mesh)")
         self.device_type, self.device_index = device_type, None
         check_device_type(device_type, "run(device_type)", 'run(fn, device_type="cpu")')
         if device_type not in ("cpu", "meta"):
