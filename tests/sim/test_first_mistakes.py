@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -107,6 +108,31 @@ def test_workers_of_a_loader_cannot_send_sharded_rows() -> None:
         assert "  Fix: DataLoader(..., num_workers=0)" in str(error.value).splitlines()
 
     weft.testing.run(on_rank, mesh={"dp": 2})
+
+
+def test_modes_that_no_with_enters_say_so() -> None:
+    model = nn.Linear(2, 2)
+    for call, fix in {
+        "weft.strict()": "with weft.strict(): ...", "weft.debug()": "with weft.debug(): ...",
+        "weft.explain()": "with weft.explain() as log: ...",
+        "weft.nn.accumulate(model)": "with weft.nn.accumulate(model): ...",
+    }.items():
+        with pytest.warns(weft.WeftWarning) as warned:
+            eval(call, {"weft": weft, "model": model})
+        assert [str(one.message) for one in warned] == [f"{call} does nothing by itself: {fix}"]
+        assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with weft.strict(), weft.explain() as log:
+            assert not log.events
+        assert weft.strict()(lambda: 3)() == 3
+
+
+def test_a_picture_has_two_dims() -> None:
+    for shape, fix in (((6,), "x[None]"), ((2, 3, 4, 5), "x[0, 0]")):
+        with pytest.raises(weft.ShardTypeError) as error:
+            weft.plot(weft.ones(*shape, mesh=weft.init_mesh({"dp": 1})))
+        assert str(error.value).endswith(f"  Fix: weft.plot({fix})")
 
 
 def test_a_rank_too_many() -> None:
