@@ -129,7 +129,8 @@ def _in_its_place(name: str) -> str:
             return f"; it is weft.{room.removeprefix('local.')}.{name}"
     told = importlib.import_module("weft.core.counterparts").said_of(name)
     if not told and callable(getattr(sys.modules.get("torch"), name, None)):
-        return f"; torch has torch.{name}"
+        return (f"; torch has torch.{name}, which takes ShardTensors; what it makes without any is "
+                "sharded by weft.distribute_tensor(value, mesh, P(...))")
     return told
 
 

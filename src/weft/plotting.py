@@ -89,9 +89,12 @@ def _check(x: torch.Tensor, pixels: int) -> None:
     if not isinstance(x, torch.Tensor) or x.ndim != 2 or x.is_complex() or not x.numel():
         facts = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else (
             f"a {type(x).__name__}")
+        ndim = getattr(x, "ndim", 4)
+        shown = "x[None]" if ndim == 1 else f"x[{', '.join('0' * (ndim - 2))}]" if ndim > 2 else "x"
+        shown += ".abs()" if isinstance(x, torch.Tensor) and x.is_complex() else ""
         raise ShardTypeError(
             "weft.plot(x)", f"x is {facts}", "a picture shows rows and columns of real "
-            "numbers", [facts], "weft.plot(x[0, 0].abs())")
+            "numbers", [facts], f"weft.plot({shown})")
     if not isinstance(pixels, int) or pixels < 1:
         raise ShardTypeError(
             "weft.plot(x, pixels=)", f"pixels={pixels!r}", "a picture has at least one row "

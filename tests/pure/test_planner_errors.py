@@ -110,7 +110,8 @@ def test_what_is_no_layout() -> None:
         plan(on(P()), text)
     assert str(caught.value) == (
         "plan(src, dst): 1 of 2 arguments are no layouts.\n"
-        "  Rule: a plan leads from one weft.Layout to another.\n"
+        "  Rule: a plan leads from one weft.Layout to another, or from a tensor or layout to "
+        "placements.\n"
         "  Offenders: 'a'\n"
         "  Fix: plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))"
     )

@@ -322,6 +322,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     done = CliRunner().invoke(main, ["dry", "--mesh", "tp=64", str(script)])
     assert done.stderr == (f"{script} makes Mesh(dp=2), and no mesh with the axes of --mesh tp=64: "
                            "what follows is about its own.\n\n")
+    assert "rank 0 of 2 (dp=2), the program" in done.output.splitlines()
     script.write_text(script.read_text().replace("64, 4", "65, 4") + "import os\n"
                       "print(os.environ['RANK'])\n")
     trace = tmp_path / "run.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -81,6 +82,68 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         "  Rule: each rank has a device of the type of its mesh.\n"
         "  Offenders: cuda\n"
         '  Fix: weft.init_mesh(axes, "cpu"); weft doctor says what torch finds')
+    with pytest.raises(weft.MeshError) as error:
+        weft.ones(2, mesh=weft.init_mesh({"dp": 1})).cuda()
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("to(device): it is 'cuda'")
+    assert lines[-1] == '  Fix: to("cpu"); weft doctor says what torch finds'
+
+
+def test_simulated_ranks_in_a_dry_run() -> None:
+    def program(mesh: Any) -> float:
+        return weft.ones(4, mesh=mesh).sum().item()
+
+    with pytest.raises(weft.CommunicationError) as error:
+        weft.dry_run(lambda mesh: weft.testing.run(program, mesh={"tp": 2}), {"dp": 8})
+    lines = str(error.value).splitlines()
+    assert lines[0] == ("weft.testing.run: it starts 2 simulated ranks inside a dry run, which is "
+                        "rank 0 of 8.")
+    assert lines[3] == "  Fix: in a script: mesh = weft.init_mesh({'tp': 2}), and program(mesh)"
+
+
+def test_workers_of_a_loader_cannot_send_sharded_rows() -> None:
+    def on_rank(mesh: Any) -> None:
+        with pytest.raises(weft.UnsupportedOpError, match="workers of a DataLoader") as error:
+            weft.ones(4, mesh=mesh, placements=P("dp"))._typed_storage()
+        assert "  Fix: DataLoader(..., num_workers=0)" in str(error.value).splitlines()
+
+    weft.testing.run(on_rank, mesh={"dp": 2})
+
+
+def test_modes_that_no_with_enters_say_so() -> None:
+    model = nn.Linear(2, 2)
+    for call, fix in {
+        "weft.strict()": "with weft.strict(): ...", "weft.debug()": "with weft.debug(): ...",
+        "weft.explain()": "with weft.explain() as log: ...",
+        "weft.nn.accumulate(model)": "with weft.nn.accumulate(model): ...",
+    }.items():
+        with pytest.warns(weft.WeftWarning) as warned:
+            eval(call, {"weft": weft, "model": model})
+        assert [str(one.message) for one in warned] == [f"{call} does nothing by itself: {fix}"]
+        assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with weft.strict(), weft.explain() as log:
+            assert not log.events
+        assert weft.strict()(lambda: 3)() == 3
+
+
+def test_a_picture_has_two_dims() -> None:
+    for shape, fix in (((6,), "x[None]"), ((2, 3, 4, 5), "x[0, 0]")):
+        with pytest.raises(weft.ShardTypeError) as error:
+            weft.plot(weft.ones(*shape, mesh=weft.init_mesh({"dp": 1})))
+        assert str(error.value).endswith(f"  Fix: weft.plot({fix})")
+
+
+def test_a_rank_too_many() -> None:
+    def on_rank(mesh: Any) -> None:
+        if mesh.here is None:
+            with pytest.raises(weft.MeshError) as error:
+                weft.ones(4, mesh=mesh, placements=P("dp")).sum().item()
+            assert ("  Fix: weft run -n 2, if there are more ranks than meant"
+                    in str(error.value).splitlines())
+
+    weft.testing.run(on_rank, 3, mesh={"dp": 2})
 
 
 def test_torchs_ranks_in_simulated_ones() -> None:
@@ -94,7 +157,8 @@ def test_torchs_ranks_in_simulated_ones() -> None:
 
 def test_names_of_torch_and_torch_xla() -> None:
     for text, end in {
-        "weft.eye(4)": "; torch has torch.eye",
+        "weft.eye(4)": "; torch has torch.eye, which takes ShardTensors; what it makes without any "
+                       "is sharded by weft.distribute_tensor(value, mesh, P(...))",
         "spmd.use_spmd()": "; in its place: nothing to switch on: a tensor is sharded when it is "
                            "made so",
         "spmd.other()": "has no attribute 'other'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,50 @@ def test_another_world_is_told_how_to_read(tmp_path: Path) -> None:
     assert "written by rank 3" in lines[0]
     assert lines[3:] == [
         '  Fix: each rank reads its own file: torch.load(f"{mesh.rank}.pt")', *_ONE_WROTE]
+
+
+def test_a_block_that_is_the_whole_serves_any_rank(tmp_path: Path) -> None:
+    path = tmp_path / "whole.pt"
+
+    def wrote(mesh: Any) -> None:
+        if mesh.rank == 2:
+            rows = Layout(mesh, (5, 6), P("dp"), sizes={0: (0, 5)})  # rank 2 has them all
+            state = {
+                "all": weft.distribute_tensor(X, mesh, src_data_rank=None).requires_grad_(),
+                "rows": weft.distribute_tensor(X, mesh, rows, src_data_rank=None),
+                "scalar": weft.distribute_tensor(X[0, 0], mesh, src_data_rank=None),
+            }
+            torch.save(state, path)
+            torch.save(weft.ones(5, 6, mesh=mesh, placements=P(partial={"tp": "sum"})),
+                       tmp_path / "partial.pt")
+
+    weft.testing.run(wrote, mesh={"dp": 2, "tp": 2})
+
+    def read(mesh: Any) -> Any:
+        state = torch.load(path)
+        assert all(type(one) is ShardTensor for one in state.values())
+        with pytest.raises(MeshError, match="rank 2") if mesh.rank != 2 else nullcontext():
+            torch.load(tmp_path / "partial.pt")
+        assert state["all"].requires_grad and state["all"].is_leaf
+        return [one.full_tensor() for one in state.values()], str(state["rows"].sharding)
+
+    for values, layout in weft.testing.run(read, mesh={"dp": 2, "tp": 2}):
+        assert layout == "[5@dp{0,5}, 6]"
+        assert [one.equal(due) for one, due in zip(values, (X, X, X[0, 0]))] == [True] * 3
+    alone = torch.load(path)  # as of a program that was not distributed
+    assert {type(one) for one in alone.values()} == {torch.Tensor}
+    assert alone["all"].equal(X) and alone["rows"].equal(X) and alone["all"].requires_grad
+
+    def trained(mesh: Any) -> torch.Tensor:
+        model = weft.distribute_module(nn.Linear(2, 3), mesh)
+        if mesh.rank == 0:
+            torch.save(model.state_dict(), path)
+        return model.weight.full_tensor()
+
+    due = weft.testing.run(trained, mesh={"dp": 3})[0]
+    plain = nn.Linear(2, 3)
+    plain.load_state_dict(torch.load(path))
+    assert plain.weight.equal(due)
 
 
 def test_it_does_as_it_is_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def dry(
     if made and not any(set(each.axis_names) == set(value.axis_names) for each in made):
         click.echo(f"{script} makes {', '.join(map(str, made))}, and no mesh with the axes of "
                    f"--mesh {mesh}: what follows is about its own.\n", err=True)
+        if len(set(made)) == 1:
+            found = [replace(one, mesh=made[0]) for one in found]
     if trace is not None:
         write_trace(trace, [each for one in found for each in trace_events(one.log, one.rank)])
     for one in found:

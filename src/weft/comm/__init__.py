@@ -1,6 +1,6 @@
 """Communication: one interface, three implementations (process groups, simulated, recording)."""
 
-from weft.comm.bound_mesh import BoundMesh, World, live_meshes
+from weft.comm.bound_mesh import BoundMesh, World, check_device_type, live_meshes
 from weft.comm.collective_call import PROCESS, PROVIDER, CollectiveCall
 from weft.comm.communicator import Communicator, Finish, joined, parts
 from weft.comm.global_state import CARRIED
@@ -21,8 +21,8 @@ from weft.comm.watching import Seen, watching
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "CollectiveCall", "BoundMesh", "Communicator", "Finish",
-    "Recorded", "RecordingWorld", "Seen", "SimulatedRanks", "World", "as_bound_mesh", "check_kind",
-    "check_takes_mesh",
+    "Recorded", "RecordingWorld", "Seen", "SimulatedRanks", "World", "as_bound_mesh",
+    "check_device_type", "check_kind", "check_takes_mesh",
     "current_mesh", "get_global_mesh", "hybrid_mesh", "hybrid_ranks", "init_mesh", "joined",
     "live_meshes", "parts", "recorded", "recording", "run_simulated", "set_global_mesh",
     "source_line", "this_world", "user_frame", "watching",

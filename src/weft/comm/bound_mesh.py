@@ -338,7 +338,10 @@ def _device(device_type: str) -> torch.device:
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
 
 
-def check_device_type(device_type: str, call: str = "init_mesh(device_type)") -> None:
+def check_device_type(
+    device_type: str, call: str = "init_mesh(device_type)",
+    fix: str = 'weft.init_mesh(axes, "cpu")',
+) -> None:
     """Raise ShardTypeError for what is no type of device, and MeshError where torch finds no device
     of it."""
     if device_type in ("cpu", "meta"):
@@ -358,7 +361,7 @@ def check_device_type(device_type: str, call: str = "init_mesh(device_type)") ->
         raise MeshError(
             call, f"it is {device_type!r}, and torch {torch.__version__} finds "
             "no such device", "each rank has a device of the type of its mesh", [device_type],
-            'weft.init_mesh(axes, "cpu"); weft doctor says what torch finds')
+            f"{fix}; weft doctor says what torch finds")
 
 
 def _outside(call: str, rank: int, where: str) -> MeshError:

@@ -215,7 +215,8 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
             call, "no mesh is given, and there is no default mesh",
             "a call without a mesh takes that of the innermost `with mesh:`, else the "
             "global one", ["no mesh"],
-            'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
+            'give the call the mesh of the program, mesh = weft.init_mesh({"dp": 2, "tp": 2}); '
+            "or with mesh: ... around it")
     if isinstance(mesh, Mesh):
         is_cuda = dist.is_initialized() and "nccl" in dist.get_backend_config()
         return this_world().bound(mesh) or _bound(mesh, "cuda" if is_cuda else "cpu", None, call)

@@ -35,6 +35,7 @@ from weft.comm.collective_call import (
     pairs_that_differ,
 )
 from weft.comm.communicator import Communicator
+from weft.comm.recording import current_recording_world
 from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.comm.turns import Runner
@@ -213,7 +214,7 @@ def run_simulated(
     Raises:
         MeshError: the mesh needs more ranks.
         ShardTypeError: fn is a coroutine function.
-        CommunicationError: ranks wait for different collectives.
+        CommunicationError: ranks wait for different collectives; or inside a dry run.
         Exception: whatever the first failing rank raised, with its rank in a note.
     """
     check_takes_mesh("run", fn)
@@ -252,8 +253,18 @@ class SimulatedRanks:
         self, num_ranks: Any, mesh: Any, device_type: str = "cpu", lasting: bool = False
     ) -> None:
         self.mesh, num_ranks = mesh_of_ranks(num_ranks, mesh)
+        recorded = current_recording_world()
+        if recorded is not None:
+            axes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
+            raise CommunicationError(
+                "weft.testing.run", f"it starts {num_ranks} simulated ranks inside a dry run, "
+                f"which is rank {recorded.rank} of {recorded.size}",
+                "a dry run calls the program as one rank, on the mesh that it is given",
+                [repr(self.mesh)],
+                f"in a script: mesh = weft.init_mesh({axes}), and program(mesh)\n"
+                "in Python: weft.dry_run(program, mesh), not weft.testing.run(program, mesh)")
         self.device_type, self.device_index = device_type, None
-        check_device_type(device_type, "run(device_type)")
+        check_device_type(device_type, "run(device_type)", 'run(fn, device_type="cpu")')
         if device_type not in ("cpu", "meta"):
             self.device_index = torch.get_device_module(device_type).current_device()
         self.baton = Baton(num_ranks, _generators(device_type), lasting)

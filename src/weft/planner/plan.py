@@ -199,7 +199,8 @@ def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
     if wrong:
         raise ShardTypeError(
             "plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
-            "a plan leads from one weft.Layout to another", wrong,
+            "a plan leads from one weft.Layout to another, or from a tensor or layout to "
+            "placements", wrong,
             "plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))")
     return ends[0], ends[1]
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from weft.comm import check_device_type
 from weft.errors import UnsupportedOpError
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import amp, autograd, hooks
@@ -151,6 +152,7 @@ def _to_device(tensor: ShardTensor, device: torch.device) -> ShardTensor:
     meta = tensor._meta
     if tensor.is_meta:
         raise other_device("to(device)", tensor, device)
+    check_device_type(device.type, "to(device)", 'to("cpu")')
     mesh = meta.mesh.world.bind(meta.mesh, device.type, meta.mesh.origin)
     local = local_of(tensor).to(mesh.device)
     return wrap(local, intern(

@@ -265,3 +265,6 @@ class AsValue:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return hooks.saved.reduced(self)
+
+    def _typed_storage(self) -> Any:  # torch's own passes __torch_function__ by
+        hooks.saved.refuse_to_share(self)

@@ -17,7 +17,7 @@ from torch.fx import _symbolic_trace as fx
 
 from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
-from weft.core.scopes import Inside, setting
+from weft.core.scopes import Inside, block, setting
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning
 from weft.transport import traffic
 from weft.transport.nodes import transforms
@@ -58,7 +58,7 @@ def warn(text: str) -> None:
     )
 
 
-@contextmanager
+@block("weft.strict()")
 def strict(enabled: bool = True) -> Iterator[None]:
     """Inside, an op that would communicate implicitly raises StrictError instead.
 
@@ -90,16 +90,18 @@ def is_inside_region() -> bool:
     return _thread.region is not None
 
 
-def explain() -> AbstractContextManager[traffic.Log]:
+@block("weft.explain() as log")
+def explain() -> Iterator[traffic.Log]:
     """Record every transition: op, source line, layouts, bytes and reason, backward included.
 
-    Returns:
-        A context manager that gives the log: `log.events`, `print(log)`.
+    Yields:
+        The log: `log.events`, `print(log)`.
     """
-    return traffic.record()
+    with traffic.record() as log:
+        yield log
 
 
-@contextmanager
+@block("weft.debug()")
 def debug(enabled: bool = True) -> Iterator[None]:
     """Inside, all ranks of a group compare their requests before each collective.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
+from weft.core.scopes import block
 from weft.errors import ShardTypeError
 from weft.nn.groups.buckets import Buckets
 from weft.tensor import ShardTensor
@@ -17,7 +17,7 @@ from weft.tensor.leaf_gradients import reduce_held
 __all__ = ["accumulate"]
 
 
-@contextmanager
+@block("weft.nn.accumulate(model)")
 def accumulate(module: nn.Module) -> Iterator[None]:
     """Inside, the gradients of a module's parameters stay partial; at the end they are reduced.
 

@@ -2,27 +2,30 @@
 
 `pickle` and `torch.save` write what one rank holds, with the layout and the rank's place on the
 mesh; nothing is sent. On reading, the tensor is rebuilt on the mesh of the same ranks, which is
-bound if necessary. A rank of another number cannot use the block: the error says how to read all
-blocks, with as many ranks as there were, simulated in one process if need be; the whole can then be
-resharded. The parts are plain values, so that `torch.load(weights_only=True)` reads them.
+bound if necessary. A block that is the whole tensor serves any rank: each takes its own block of
+it, and where the mesh is not, it is a plain tensor. A part of a tensor is of no use to a rank of
+another number: the error says how to read all blocks, with as many ranks as there were, simulated
+in one process if need be; the whole can then be resharded. The parts are plain values, so that
+`torch.load(weights_only=True)` reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from weft.comm import this_world
 from weft.core import Layout, Mesh
-from weft.errors import MeshError
+from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor.leaves import track_leaf
+from weft.tensor.modes import check_traced
 from weft.tensor.placing.freed import local_data, memory_of
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
 
-__all__ = ["reduced"]
+__all__ = ["reduced", "refuse_to_share"]
 
 
 def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
@@ -45,20 +48,44 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
     return _restored, (local, facts, attributes_of(tensor))
 
 
+def refuse_to_share(tensor: ShardTensor) -> NoReturn:
+    """Raise UnsupportedOpError for `_typed_storage()`: workers of a DataLoader call it, to send a
+    batch home."""
+    check_traced("_typed_storage")
+    layout = str(tensor.sharding)
+    raise UnsupportedOpError(
+        "_typed_storage()", "it is asked for memory that two processes share, as by workers of a "
+        f"DataLoader; the tensor is {layout}", "ShardTensors live in the processes of their mesh",
+        [layout], "DataLoader(..., num_workers=0)\n"
+        "weft.spmd.ShardedLoader(dataloader, P(...), mesh=mesh), whose workers load plain samples")
+
+
 def _restored(
     local: torch.Tensor, facts: Mapping[str, Any], attributes: Mapping[str, Any]
-) -> ShardTensor:
-    """The ShardTensor of a block that this rank, or its counterpart, has written."""
+) -> torch.Tensor:
+    """The ShardTensor of a block that this rank, or its counterpart, has written; of a block that
+    is the whole tensor, this rank's part of it, and all of it where this rank is not on the mesh.
+
+    Raises:
+        MeshError: a part of the tensor, by a rank of another number, or of a larger world.
+    """
     axes, ranks = facts["axes"], facts["ranks"]
     named = [name for name, _ in axes] != list(range(len(axes)))
     value = Mesh(axes if named else [size for _, size in axes], ranks)
     layout = Layout.make(value, facts["shape"], facts["dims"], facts["cuts"], facts["partial"])
-    world = this_world()
-    if world.rank != facts["rank"] or max(ranks or (value.size() - 1,)) >= world.size:
-        raise _misplaced(layout, value, facts["rank"], world.rank, world.size)
-    mesh = world.bind(value, facts.get("device_type", local.device.type))
-    local = track_leaf(local.requires_grad_(facts["requires_grad"]))
-    tensor = local_to_sharded(local, mesh, layout, facts["strides"])
+    world, mine = this_world(), range(value.size()) if ranks is None else ranks
+    fits = max(mine) < world.size
+    if world.rank != facts["rank"] or not fits:
+        is_whole = facts["rank"] in mine and local.shape == layout.shape
+        if not is_whole or layout.is_partial:
+            raise _misplaced(layout, value, facts["rank"], world.rank, world.size)
+        fits = fits and world.rank in mine
+        if fits and layout.local_shape(world.rank) != layout.shape:
+            local = local[tuple(slice(*ends) for ends in layout.box(world.rank))].clone()
+    tensor = local.requires_grad_(facts["requires_grad"])
+    if fits:
+        mesh = world.bind(value, facts.get("device_type", local.device.type))
+        tensor = local_to_sharded(track_leaf(tensor), mesh, layout, facts["strides"])
     for name, attribute in attributes.items():
         setattr(tensor, name, attribute)
     return tensor

@@ -35,7 +35,8 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
         raise MeshError(
             "item, bool, full_tensor", f"rank {meta.mesh.rank} is outside {meta.mesh!r}",
             "only ranks of its mesh know a tensor's value", [meta.mesh.rank],
-            "if x.device_mesh.here is not None: ...")
+            f"weft run -n {meta.mesh.size()}, if there are more ranks than meant\n"
+            "of ranks outside on purpose: if x.device_mesh.here is not None: ...")
     fill(tensor)
     value = _known(tensor)
     if value is None:
