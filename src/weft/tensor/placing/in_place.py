@@ -61,13 +61,7 @@ def become_sharded(
 
 def become_plain(parameter: nn.Parameter, call: str) -> nn.Parameter:
     """Make a Parameter that is a ShardTensor the whole, plain one on every rank: a collective.
-
-    Returns:
-        The same object.
-
-    Raises:
-        MeshError: on a rank outside the mesh, which does not get the value.
-    """
+    MeshError on a rank outside the mesh, which does not get the value."""
     return _become(parameter, lambda x: x.detach().full_tensor(), "plain", call)
 
 

@@ -320,11 +320,9 @@ def writing_back(
     """The function that moves the result of an in-place op to the layout of its target; None if
     nothing has to move.
 
-    An op that is not linear has reduced a partial target. A shard can only become P(sum), so
-    the other kinds become partial again from the whole value.
-
-    Raises:
-        UnsupportedOpError: partial values of avg or bxor, which cannot be made of a whole value.
+    An op that is not linear has reduced a partial target. A shard can only become P(sum), so the
+    other kinds become partial again from the whole value: but avg and bxor, of which none can be
+    made, are refused.
     """
     axes = {
         axis for axis, kind in enumerate(dst.partial)
