@@ -143,11 +143,8 @@ def _started(ray: Any, group: Any, size: int, share: dict[str, float]) -> list[A
 
 
 def _ranks(hosts: Sequence[tuple[str, str, int]]) -> tuple[list[int], list[dict[str, str]]]:
-    """Which actor is which rank, and torchrun's variables of each rank.
-
-    Args:
-        hosts: of each actor, its machine, the address of that, and a free port.
-    """
+    """Which actor is which rank, and torchrun's variables of each rank. `hosts`: of each actor, its
+    machine, the address of that, and a free port."""
     nodes = [node for node, _, _ in hosts]
     order = sorted(range(len(hosts)), key=lambda actor: nodes.index(nodes[actor]))
     _, address, port = hosts[order[0]]

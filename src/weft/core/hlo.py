@@ -169,14 +169,9 @@ def read_tiles(text: str, call: str) -> tuple[list[int], list[int], list[int]] |
 
 
 def read_sizes(text: str, call: str) -> tuple[list[int], list[int]] | None:
-    """Tiles per tensor dim, and axis sizes of a mesh of devices 0, 1, ... whose axes form them.
-
+    """Tiles per tensor dim, and axis sizes of a mesh of devices 0, 1, ... whose axes form them;
     None for a list of devices, and if no such axes exist. Its run time does not depend on the
-    number of devices.
-
-    Raises:
-        PlacementError: text of another form.
-    """
+    number of devices."""
     match = _matched(text, call)
     digits = None if match is None or match["devices"] else _permuted(match)
     if match is None or digits is None:

@@ -299,11 +299,8 @@ class Mesh:
 
 
 def as_mesh(value: Any, call: str = "mesh") -> Mesh:
-    """A mesh, from one of weft's or torch's own DeviceMesh, recognized by its type and fields.
-
-    Raises:
-        ShardTypeError: `value` is neither.
-    """
+    """A mesh, from one of weft's or torch's own DeviceMesh, recognized by its type and fields; else
+    ShardTypeError."""
     if isinstance(value, Mesh):
         return value
     kind = cast(type[object], type(value))

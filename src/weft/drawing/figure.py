@@ -38,13 +38,7 @@ def drawable(layout: Layout) -> Grid:
 
 
 def figure(picture: Grid, colours: Colours, dtype: str | None = None) -> Scene:
-    """The drawing of a layout.
-
-    Args:
-        picture: from `drawable`.
-        colours: of its blocks.
-        dtype: its name, for the title.
-    """
+    """The drawing of a layout, of `drawable`; `dtype` is named in the title."""
     layout, frame = picture.layout, _frame(picture)
     head = title(layout, dtype)
     marks: list[Mark] = [

@@ -41,13 +41,8 @@ class _Frame(NamedTuple):
 
 
 def lines(picture: Grid, colours: Colours, head: str, width: int = 80) -> list[Line]:
-    """The picture of a layout, at most `width` characters wide if its head is.
-
-    Args:
-        picture: from `fitting`.
-        colours: of its blocks.
-        head: the line above it.
-    """
+    """The picture of a layout, from `fitting`, under the line `head`: at most `width` characters
+    wide if that line is."""
     frame = _frame(picture, width, _MULTIPLE if len(picture.panels) > 1 else _SINGLE)
     words = notes(picture, _is_prefixed(picture, frame))
     return [[(head, None)], [], *_panels(picture, frame, colours, width), *_notes(words, width)]

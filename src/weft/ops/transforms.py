@@ -217,7 +217,7 @@ def _carried_out(transform: _Transform, layout: Layout) -> Local | None:
     moved = {axis for dim in transform.dims for axis in layout.dims[dim]}
     decision = Decision((steps[0].before,), (steps[-1].after,))
     axes = frozenset(moved)
-    local = Local(decision, lambda mesh: _Steps(mesh, steps, axes), tuple(sorted(moved)))
+    local = Local(decision, lambda mesh: _in_turn(mesh, steps, axes), tuple(sorted(moved)))
     return replace(local, why=_WHOLE_SPECTRUM) if len(transform.dims) > 1 else local
 
 
@@ -227,23 +227,23 @@ _WHOLE_SPECTRUM = (
 )
 
 
-class _Steps:
+def _in_turn(mesh: BoundMesh, steps: Sequence[Step], axes: frozenset[int]) -> Callable[..., Tensor]:
     """Steps on one rank: a function of its block. Over the axes that move results vary, so what is
     gathered there has a partial gradient."""
+    moves: list[Callable[[Tensor], Tensor]] = []
+    for at, step in enumerate(steps):
+        if at and steps[at - 1].after != step.before:
+            moves.append(Transition(
+                mesh, steps[at - 1].after, step.before, src_varying=axes, dst_varying=axes))
+        if step.local is not None:
+            moves.append(partial(step.local, mesh) if step.on_mesh else step.local)
 
-    def __init__(self, mesh: BoundMesh, steps: Sequence[Step], axes: frozenset[int]) -> None:
-        self.moves: list[Callable[[Tensor], Tensor]] = []
-        for at, step in enumerate(steps):
-            if at and steps[at - 1].after != step.before:
-                self.moves.append(Transition(
-                    mesh, steps[at - 1].after, step.before, src_varying=axes, dst_varying=axes))
-            if step.local is not None:
-                self.moves.append(partial(step.local, mesh) if step.on_mesh else step.local)
-
-    def __call__(self, x: Tensor, *args: Any) -> Tensor:
-        for move in self.moves:
+    def run(x: Tensor, *args: Any) -> Tensor:
+        for move in moves:
             x = move(x)
         return x
+
+    return run
 
 
 # Zeros that follow need not travel: a dim is made longer where it is whole, and so is a half

@@ -170,13 +170,8 @@ class Moving:
 def moving(
     moves: Sequence[Move], bucket_nbytes: int = 64 << 20, node_size: int | None = None
 ) -> Moving:
-    """The plan that takes tensors from their layouts to others, together.
-
-    Args:
-        moves: the tensors, without partial axes on either side.
-        bucket_nbytes: the most bytes that a rank sends, and that it receives, in one bucket.
-        node_size: ranks per node; None is that of the links.
-    """
+    """The plan that takes tensors from their layouts to others, together. Neither side is partial.
+    A rank sends, and receives, at most `bucket_nbytes` in one bucket."""
     nodes = as_links(None, "reshard").node_size if node_size is None else node_size
     found: dict[tuple[Layout, Layout], Route] = {}
     routes: list[Route] = []

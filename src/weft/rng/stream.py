@@ -203,13 +203,11 @@ _WORDS = slice(24, _SPARE)
 
 
 def into_torch(state: torch.Tensor) -> torch.Tensor:
-    """torch's state of the default generator, with weft's state in the parts that torch ignores.
+    """torch's state of the default generator, with weft's state in the parts that torch ignores, if
+    there is room for it.
 
-    If nothing has been drawn since torch was seeded, torch's seed says everything,
-    and the state is unchanged.
-
-    Raises:
-        UnsupportedOpError: calls on too many parts of meshes have been counted.
+    If nothing has been drawn since torch was seeded, torch's seed says everything, and the state is
+    unchanged.
     """
     STREAM.follow()
     if STREAM.calls or STREAM.parts or STREAM.seed != STREAM.torch_seed:

@@ -100,12 +100,8 @@ class Way:
     def attend(
         self, tensors: Sequence[Tensor], scale: float, drops: Drops | None = None
     ) -> Tensor:
-        """This rank's part of the result.
-
-        Args:
-            tensors: its parts of the operands.
-            drops: which weights are dropped out.
-        """
+        """This rank's part of the result, of its parts of the operands; `drops` says which weights
+        are dropped."""
         if self.picked is not None:
             keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
             tensors = [tensors[0], *keys, *tensors[3:]]

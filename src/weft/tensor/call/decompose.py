@@ -39,10 +39,7 @@ def parts_of(
     """The parts of the op, on meta tensors like its call's; None if the book does not cover them.
 
     An op that torch does not compose, or that writes, stays whole; so does a view that only its
-    compilers compose.
-
-    Args:
-        dtype: that autocast gives the op, where it is on.
+    compilers compose. `dtype`: that autocast gives the op, where it is on.
     """
     overload, about = op.overload, facts(op.overload)
     composed = _composed(overload)

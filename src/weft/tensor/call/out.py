@@ -35,12 +35,8 @@ def without_out(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function:
     """The recipe of a call with `out=`, which returns the target, or nothing, as torch does.
 
-    `inner` is the recipe of the call without; None where only the target is sharded.
-
-    Raises:
-        RuntimeError: a gradient is wanted, which torch refuses. The recipe raises torch's error
-            where the dtype cannot be cast.
-        UnsupportedOpError: by the recipe, where the target would have to change its shape.
+    It raises torch's errors, and UnsupportedOpError where a sharded target would have to change its
+    shape. `inner` is the recipe of the call without; None where only the target is sharded.
     """
     name = getattr(func, "__name__", str(func))
     targets = flatten(kwargs["out"])

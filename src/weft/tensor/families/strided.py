@@ -34,8 +34,7 @@ Ints = tuple[int, ...]
 def _as_strided(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """`torch.as_strided`, without other ranks' memory: a sharded dim can only change into
-    windows."""
+    """`torch.as_strided`, without other ranks' memory."""
     check_traced("as_strided")  # a tracer asks what memory its arguments have
     meta, size, stride = input._meta, tuple(size), tuple(stride)
     if len(size) != len(stride):

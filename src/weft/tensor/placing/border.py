@@ -33,11 +33,9 @@ def into_local(
 ) -> torch.Tensor:
     """This rank's block of `x` in the requested layout, as a separate value.
 
-    `grads_as_placed`: gradients have the placements of `grad_placements`, as in `to_local`, instead
-    of being those of the whole.
-
-    Raises:
-        PlacementError: the layout is partial: a function of partial values is not one of their sum.
+    A function of partial values is not one of their sum: PlacementError. `grads_as_placed`:
+    gradients have the placements of `grad_placements`, as in `to_local`, instead of being those of
+    the whole.
     """
     layout = as_layout(mesh, x.shape, placements, f"{call}(in_specs)")
     if layout.is_partial:

@@ -54,9 +54,7 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
     """The key of the next random call on a mesh; a rank outside the mesh counts it as well.
 
     A user's own `generator` gives 63 bits and thereby carries the state; each rank has its own.
-
-    Raises:
-        CommunicationError: the ranks of the mesh do not have the same key.
+    Where ranks have different keys, they raise CommunicationError.
     """
     if generator is None:
         key = STREAM.next_key(_part(mesh))

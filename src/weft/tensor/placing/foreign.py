@@ -57,10 +57,8 @@ def taken_in(
     """The arguments of a call with ShardTensors in place of the foreign tensors; and a function
     that converts the result back.
 
-    An operand that is written to is written in place, because both share their memory.
-
-    Raises:
-        UnsupportedOpError: it is written to, and a gradient is due.
+    An operand that is written to is written in place, because both share their memory; where a
+    gradient is due, that is refused.
     """
     tensors = flatten((args, kwargs))
     mesh = next((one.device_mesh for one in tensors if type(one) is ShardTensor), None)

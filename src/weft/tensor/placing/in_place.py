@@ -14,6 +14,7 @@ that an optimizer has made before is resharded at its next step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -61,13 +62,7 @@ def become_sharded(
 
 def become_plain(parameter: nn.Parameter, call: str) -> nn.Parameter:
     """Make a Parameter that is a ShardTensor the whole, plain one on every rank: a collective.
-
-    Returns:
-        The same object.
-
-    Raises:
-        MeshError: on a rank outside the mesh, which does not get the value.
-    """
+    MeshError on a rank outside the mesh, which does not get the value."""
     return _become(parameter, lambda x: x.detach().full_tensor(), "plain", call)
 
 
@@ -85,7 +80,7 @@ def _become(parameter: Any, laid: Callable[[Any], Tensor], now: str, call: str) 
     _take_attributes(new, parameter)
     _hooked(parameter, hooks)
     for node in nodes:
-        node.register_prehook(_Left(tuple(parameter.shape), was, now, call))
+        node.register_prehook(partial(_left, tuple(parameter.shape), was, now, call))
     lay_state_of(parameter)
     return parameter
 
@@ -152,19 +147,13 @@ def _old_nodes_of_plain(parameter: nn.Parameter, call: str) -> list[Any]:
         "mark before the first forward, or after loss.backward(); del loss, outputs")
 
 
-class _Left:
+def _left(shape: tuple[int, ...], was: str, now: str, call: str, grads: Any) -> NoReturn:
     """A hook of the old leaf: a graph that reaches it was recorded before the change."""
-
-    def __init__(self, shape: tuple[int, ...], was: str, now: str, call: str) -> None:
-        self.shape, self.was, self.now, self.call = shape, was, now, call
-
-    def __call__(self, grads: Any) -> NoReturn:
-        raise UnsupportedOpError(
-            "backward", f"a Parameter of shape {self.shape} was {self.was} when this graph "
-            f"was recorded, and {self.call} has made it {self.now} since",
-            "a graph leads to the tensors of its forward, and nobody would see this "
-            "gradient", [f"Parameter {self.shape}"],
-            f"{self.call}(parameter, ...) before the forward, or after backward()")
+    raise UnsupportedOpError(
+        "backward", f"a Parameter of shape {shape} was {was} when this graph was recorded, and "
+        f"{call} has made it {now} since",
+        "a graph leads to the tensors of its forward, and nobody would see this gradient",
+        [f"Parameter {shape}"], f"{call}(parameter, ...) before the forward, or after backward()")
 
 
 def take_along(old: Any, new: Any) -> None:

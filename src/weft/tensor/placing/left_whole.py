@@ -142,12 +142,7 @@ def find_wide(
     results: Sequence[Tensor],
 ) -> LeftWhole | WideHalo | None:
     """The largest operand that a call leaves whole, or a halo that is too wide; None if neither.
-
-    Args:
-        name: the op.
-        layouts: of the operands. decision: on them, by the rule, if there is one.
-        results: for their dtypes.
-    """
+    `decision`: on the layouts of the operands, by the rule, if there is one."""
     itemsize = max([one.dtype.itemsize for one in results], default=0)
     free: list[Sequence[int]] = [() for _ in layouts]
     if rule is not None:

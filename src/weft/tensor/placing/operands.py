@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -217,22 +218,15 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     views[key] = (local, state, out)
     node = out.grad_fn
     if node is not None:
-        node.register_prehook(_Forget(weakref.ref(views), key))
+        node.register_prehook(partial(_forget, weakref.ref(views), key))
 
 
-class _Forget:
+def _forget(of: weakref.ref[OperandCache], key: Any, gradients: Any) -> None:
     """Before the gradient of a moved operand moves back: the operand has been read for the last
     time, and what moves back needs the memory."""
-
-    __slots__ = ("key", "views")
-
-    def __init__(self, views: weakref.ref[OperandCache], key: Any) -> None:
-        self.views, self.key = views, key
-
-    def __call__(self, gradients: Any) -> None:
-        views = self.views()
-        if views is not None:
-            views.pop(self.key, None)
+    views = of()
+    if views is not None:
+        views.pop(key, None)
 
 
 def _forget_in_backward(views: OperandCache) -> None:
@@ -320,11 +314,9 @@ def writing_back(
     """The function that moves the result of an in-place op to the layout of its target; None if
     nothing has to move.
 
-    An op that is not linear has reduced a partial target. A shard can only become P(sum), so
-    the other kinds become partial again from the whole value.
-
-    Raises:
-        UnsupportedOpError: partial values of avg or bxor, which cannot be made of a whole value.
+    An op that is not linear has reduced a partial target. A shard can only become P(sum), so the
+    other kinds become partial again from the whole value: but avg and bxor, of which none can be
+    made, are refused.
     """
     axes = {
         axis for axis, kind in enumerate(dst.partial)

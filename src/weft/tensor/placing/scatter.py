@@ -107,13 +107,9 @@ def distributed_alike(
     call: str, tensors: Mapping[str, tuple[torch.Tensor, Layout]], mesh: BoundMesh,
     src_data_rank: int | None,
 ) -> Callable[[str, torch.Tensor], ShardTensor]:
-    """The function that distributes these plain tensors, by name, one after the other.
-
-    Ranks compare all of them here, at once, as `distribute_tensor` compares one.
-
-    Raises:
-        LayoutError: on all ranks, if they have different tensors.
-    """
+    """The function that distributes these plain tensors, by name, one after the other. Ranks
+    compare all of them here, at once, as `distribute_tensor` compares one; all raise LayoutError if
+    they differ."""
     source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
     layouts = {name: layout for name, (_, layout) in tensors.items()}
     given = {name: one for name, one in tensors.items() if not is_foreign(one[0])}

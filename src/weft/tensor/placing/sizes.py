@@ -25,14 +25,8 @@ Map = Mapping[Any, Any]
 
 
 def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
-    """Whether ranks have to exchange the sizes of their blocks.
-
-    It depends only on the arguments, not on the local tensor, which is each rank's own.
-
-    Raises:
-        LayoutError: `sizes` is neither a map nor a known word, or `shapes` contradicts it.
-        ShardTypeError: `shapes` is not a map.
-    """
+    """Whether ranks have to exchange the sizes of their blocks. It depends only on the arguments,
+    not on the local tensor, which is each rank's own."""
     is_map = isinstance(sizes, Mapping)
     if not is_map and sizes not in ASKS:
         raise LayoutError(
@@ -68,12 +62,8 @@ def said_layout(
     mesh: BoundMesh, local: Sequence[int], placements: Any, shape: Any, sizes: Any, shapes: Any,
     call: str,
 ) -> Layout:
-    """The layout of local tensors, given this rank's shape `local` and the caller's statements.
-
-    Raises:
-        LayoutError: the statements are incomplete or contradictory.
-        ShardTypeError: sizes that are not whole numbers.
-    """
+    """The layout of local tensors, given this rank's shape `local` and the caller's statements,
+    which have to be complete and consistent."""
     if isinstance(placements, Layout):
         return as_layout(mesh, placements.shape, placements)
     if mesh.here is None and shape is None:

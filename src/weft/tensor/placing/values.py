@@ -90,11 +90,7 @@ def numpy(tensor: ShardTensor, force: bool = False) -> Any:
 
 
 def array(tensor: ShardTensor, dtype: Any = None, copy: bool | None = None) -> Any:
-    """`np.asarray(x, dtype, copy=)`, by numpy's protocol.
-
-    Raises:
-        ValueError: `copy=False` if the array cannot be this rank's memory.
-    """
+    """`np.asarray(x, dtype, copy=)`, by numpy's protocol."""
     found = numpy(tensor)
     cast = dtype is not None and found.dtype != dtype
     if copy is False and (cast or not tensor._meta.layout.is_replicated):

@@ -248,13 +248,11 @@ def capture(
     func: Callable[..., Any], args: Any, kwargs: Any, metas: Sequence[torch.Tensor],
     device_type: str = "cpu", grad: bool = False,
 ) -> Trace:
-    """Run `func` on meta tensors (`metas` lists those in `args`, in order) and record its ops.
+    """Run `func` on meta tensors (`metas` lists those in `args`, in order) and record its ops;
+    NotCapturable if it reads values.
 
     `device_type` is that of the tensors meant; its autocast applies. `grad`: with autograd as it
     is, for functions that ask about it.
-
-    Raises:
-        NotCapturable: the function reads values. Any error of the function itself passes through.
     """
     recorder = _Recorder(device_type)
     with _LOCK, unsaved() if grad else torch.no_grad(), unwatched():
