@@ -75,9 +75,10 @@ def run(chosen: list[Line], mesh: Any, **more: Any) -> list[str]:
         names: dict[str, Any] = {}
         exec(setup(line.page), names)
         names |= {**names["names"](mesh), **more}
-        ast.parse(line.code, mode="eval")
+        is_block = line.code.startswith("with ")
+        ast.parse(line.code, mode="exec" if is_block else "eval")
         try:
-            given.append(_text(eval(line.code, names)))
+            given.append(_text((exec if is_block else eval)(line.code, names)))
         except Exception as error:
             error.add_note(f"docs/migration, {line.page}, line {line.number}: {line.code}")
             raise

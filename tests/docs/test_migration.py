@@ -37,7 +37,8 @@ def test_all_of_weft_is_there() -> None:
     told = [name for page in PAGES for name in names(page)]
     told += [line.code for line in lines()]
     told += [name for row in coverage.rows(coverage.PAGE) for name in CODE.findall(row[1])]
-    tops = {name.split("(")[0].removeprefix("weft.").split(".")[0] for name in told}
+    names_alone = [name.removeprefix("with ").split("(")[0] for name in told]
+    tops = {name.removeprefix("weft.").split(".")[0] for name in names_alone}
     errors = {name for name in weft.__all__ if name.endswith(("Error", "Warning"))}
     assert set(weft.__all__) - errors - {"collectives", "spmd", "testing"} - tops == set()
 

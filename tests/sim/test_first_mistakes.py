@@ -161,6 +161,9 @@ def test_names_of_torch_and_torch_xla() -> None:
                        "is sharded by weft.distribute_tensor(value, mesh, P(...))",
         "spmd.use_spmd()": "; in its place: nothing to switch on: a tensor is sharded when it is "
                            "made so",
+        "collectives.all_reduce(FULL, 'dp')":
+            "module 'weft.collectives' has no attribute 'all_reduce'; in its place: "
+            "weft.collectives.psum(x, axis), pmax, pmin or pmean, of a rank's own tensor",
         "spmd.other()": "has no attribute 'other'",
         "weft.ones(2, mesh=Mesh(1))._spec":
             "'ShardTensor' object has no attribute '_spec'; in its place: x.sharding",

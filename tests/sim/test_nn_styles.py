@@ -168,9 +168,12 @@ def test_styles_where_they_do_not_fit() -> None:
     def on_rank(mesh: Any) -> str:
         with pytest.raises(MeshError, match=r"it names no axis, and .* has 2: dp, tp"):
             weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"": ColwiseParallel()})
-        with pytest.raises(LayoutError, match="styles are matched with names of modules"):
-            weft.distribute_module(
-                nn.Linear(3, 4), mesh, shardings={"weight": ColwiseParallel("tp")})
+        for pattern, module in ("", nn.Linear(3, 4)), ("0", nn.Sequential(nn.Linear(3, 4))):
+            style, key = ColwiseParallel("tp"), f"{pattern}.weight".removeprefix(".")
+            with pytest.raises(LayoutError, match="1 patterns match parameters or bu") as error:
+                weft.distribute_module(module, mesh, shardings={key: style})
+            fix = str(error.value).splitlines()[-1]
+            assert fix == f"  Fix: shardings={{{pattern!r}: ColwiseParallel('tp')}}"
         for pattern in ("0", "1"):  # without parameters of its own there is nothing to cut
             block = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(3, 4)))
             with pytest.raises(LayoutError, match="names of modules that have some"):

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import weft
 from tests.sharded import WAYS, Make, agree
-from weft import Layout, MeshError, P, ShardTensor
+from weft import Layout, MeshError, P, ShardTensor, UnsupportedOpError
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 
@@ -204,6 +205,38 @@ def test_a_block_that_is_the_whole_serves_any_rank(tmp_path: Path) -> None:
     plain = nn.Linear(2, 3)
     plain.load_state_dict(torch.load(path))
     assert plain.weight.equal(due)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("save", [dcp.save, dcp.async_save])
+def test_a_checkpoint_of_simulated_ranks_is_whole(tmp_path: Path, save: Any) -> None:
+    def wrote(mesh: Any) -> None:
+        rows = Layout(mesh, (5, 6), P("dp"), sizes={0: (0, 3, 2)})
+        part = weft.init_mesh({"x": 2}, ranks=(1, 2))  # without the first rank
+        state = {
+            "x": weft.distribute_tensor(X, mesh, rows), "number": 3,
+            "more": {"columns": weft.distribute_tensor(X, mesh, P(None, "dp")), "plain": X + 1},
+            "part": weft.distribute_tensor(X, part, P("x")),
+            "model": weft.distribute_module(nn.Linear(2, 3), mesh, shardings={"*": P("dp")}),
+        }
+        made = save(state, checkpoint_id=tmp_path)
+        if save is dcp.async_save:
+            made.result()
+        again = {"x": weft.zeros(5, 6, dtype=X.dtype, mesh=mesh, placements=P(None, "dp"))}
+        dcp.load(again, checkpoint_id=tmp_path)
+        assert again["x"].full_tensor().equal(X)
+        with pytest.raises(UnsupportedOpError, match="partial value"):
+            save({"x": weft.ones(2, mesh=mesh, placements=P(partial={"dp": "sum"}))},
+                 checkpoint_id=tmp_path)
+        with pytest.raises(UnsupportedOpError, match="a simulated rank writes its block of 'x'"):
+            state["x"].__create_write_items__("x", state["x"])
+
+    weft.testing.run(wrote, mesh={"dp": 3})
+    state = {"x": torch.zeros_like(X), "part": torch.zeros_like(X), "number": 0,
+             "more": {"columns": torch.zeros_like(X), "plain": torch.zeros_like(X)}}
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert state["x"].equal(X) and state["part"].equal(X) and state["number"] == 3
+    assert state["more"]["columns"].equal(X) and state["more"]["plain"].equal(X + 1)
 
 
 def test_it_does_as_it_is_told(tmp_path: Path) -> None:

@@ -11,25 +11,33 @@ begin. The first rank of the mesh writes a tensor that has no elements at all.
 `async_save` first copies the blocks into memory of its own, and communicates over a group of its
 own. `StateDictOptions` ask for full tensors or for tensors on the CPU. These functions of torch
 recognize DTensors by their class; this file teaches them ShardTensors.
+
+torch takes each simulated rank for a program of one process, which would overwrite the files of the
+others. There the first rank writes whole tensors. Any rank reads what it needs, as elsewhere.
 """
 
 from __future__ import annotations
 
 import pkgutil
+import warnings
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from weft.comm import this_world
 from weft.comm.alone import is_alone
 from weft.comm.collective_call import timeout
+from weft.comm.simulated import current_simulated_world
+from weft.core import Mesh, P
 from weft.core.layout import Box
 from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor
 from weft.tensor.placing.construct import deepcopy
 from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.layouts import local_to_sharded
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["async_save", "boxes_of", "install", "iterate", "save", "stage"]
 
@@ -48,6 +56,13 @@ def install() -> None:
 
 
 def _write_items(tensor: ShardTensor, fqn: str, _: Any) -> list[Any]:
+    if _is_one_of_several():
+        raise UnsupportedOpError(
+            "torch.distributed.checkpoint", f"a simulated rank writes its block of {fqn!r}, "
+            f"{tensor.sharding}, as if it were the only process", "simulated ranks save by "
+            "torch.distributed.checkpoint.save or async_save", [str(tensor.sharding)],
+            "torch.distributed.checkpoint.save(state, checkpoint_id=folder) on all ranks\n"
+            "over processes other ways of saving work, too: weft run -n 2 script.py")
     metadata, planner = pkgutil.resolve_name(_METADATA), pkgutil.resolve_name(_PLANNER)
     properties = metadata.TensorProperties.create_from_tensor(_memory(tensor))
     properties.requires_grad = tensor.requires_grad
@@ -114,9 +129,41 @@ class _OwnGroup:
 _own_group = _OwnGroup()
 
 
-def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+def save(original: Any, state_dict: Any, **kwargs: Any) -> Any:
     """`save`; a program that runs alone saves nothing."""
-    return None if is_alone() else original(*args, **kwargs)
+    if is_alone():
+        return None
+    if _is_one_of_several():
+        return _first_writes(original, state_dict, kwargs)
+    return original(state_dict, **kwargs)
+
+
+def _is_one_of_several() -> bool:
+    """Whether this is one of several simulated ranks."""
+    return current_simulated_world() is not None and this_world().size > 1
+
+
+def _first_writes(save: Any, state_dict: Any, kwargs: Any) -> Any:
+    """The result of the first simulated rank, which writes whole tensors; all wait for it."""
+    world = this_world()
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not ShardTensor:
+            return tensor
+        boxes_of(tensor)  # raises where it is partial
+        everywhere = world.bind(Mesh((world.size,)), tensor.device_mesh.device_type)
+        return tensor.detach().redistribute(everywhere, P()).to_local()
+
+    state = {name: map_tensors(whole, one.state_dict() if hasattr(one, "state_dict") else one)
+             for name, one in state_dict.items()}
+    made = None
+    if world.rank == 0:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            made = save(state, **kwargs)
+        waiting = getattr(made, "upload_completion", made)
+        made = waiting.result() if isinstance(waiting, Future) else made
+    return world.bind(Mesh((world.size,)), "cpu").comm((0,)).exchange(made)[0]
 
 
 def async_save(original: Any, state_dict: Any, **kwargs: Any) -> Any:
@@ -125,6 +172,10 @@ def async_save(original: Any, state_dict: Any, **kwargs: Any) -> Any:
     nothing."""
     if is_alone():
         return None
+    if _is_one_of_several():
+        done: Future[Any] = Future()
+        done.set_result(_first_writes(original, state_dict, kwargs))
+        return done
     in_process = getattr(kwargs.get("async_checkpointer_type"), "value", None) == "process"
     asks = kwargs.get("process_group") is None and dist.is_initialized() and not in_process
     stateful = any(hasattr(one, "state_dict") for one in state_dict.values())

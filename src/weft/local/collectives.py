@@ -14,12 +14,14 @@ lengths are exchanged first, unless `sizes` gives them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P
 from weft.core.arguments import MeshLike
+from weft.core.counterparts import said_of
 from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError
 from weft.local.permute import Permute, as_pairs
@@ -32,6 +34,12 @@ __all__ = [
     "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute",
     "psum", "reduce_scatter",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """For torch.distributed's names."""
+    raise AttributeError(f"module 'weft.collectives' has no attribute {name!r}{said_of(name)}")
+
 
 _JOINED = "dim=0; blocks are joined unless tiled=False, which is JAX's default"
 

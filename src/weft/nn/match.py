@@ -236,7 +236,7 @@ def refuse_idle(
     names = [name for named in tensors for name in named.names]
     idle = idle_patterns(module, tensors, shardings, False)
     if idle:
-        _refuse_specs_of_modules(tensors, {each: shardings[each] for each in idle})
+        _refuse_names_of_the_other_kind(tensors, {each: shardings[each] for each in idle})
         of_modules = [each for each in idle if isinstance(shardings[each], _Styled)]
         where = f"{len(names)} names of parameters and buffers: {_some(names)}"
         if of_modules:
@@ -281,21 +281,31 @@ def _style_like(given: Any) -> str | None:
     return found[0] if found else None
 
 
-def _refuse_specs_of_modules(tensors: Sequence[Named], idle: Mapping[str, Any]) -> None:
-    """Raises LayoutError if specs whose patterns match no parameter match modules with some."""
+def _refuse_names_of_the_other_kind(tensors: Sequence[Named], idle: Mapping[str, Any]) -> None:
+    """Raises LayoutError if specs whose patterns match no parameter match modules with some, and if
+    styles whose patterns match no module match parameters."""
     keys = {place.path: place.key for named in reversed(tensors) for place in named.places}
     meant = {
         each: next((f"{each}.{key}".removeprefix(".") for path, key in keys.items()
                     if fnmatchcase(path, each)), None)
         for each, spec in idle.items() if not isinstance(spec, _Styled)
     }
-    fixes = [f"{name!r}: {idle[each]!r}" for each, name in meant.items() if name]
+    what, other = "modules", "parameter or buffer"
+    if not any(meant.values()):
+        what, other = "parameters or buffers", "module"
+        places = [place for named in tensors for place in named.places]
+        meant = {
+            each: each.rpartition(".")[0] for each, spec in idle.items()
+            if isinstance(spec, _Styled) and any(
+                fnmatchcase(place.name, each) and fnmatchcase(place.path, each.rpartition(".")[0])
+                for place in places)
+        }
+    fixes = [f"{name!r}: {idle[each]!r}" for each, name in meant.items() if name is not None]
     if fixes:
         raise LayoutError(
-            "distribute_module(shardings=)", f"{len(fixes)} patterns match modules, and no "
-            "parameter or buffer", "specs are for names of parameters and buffers, styles "
-            "of weft.nn for names of modules",
-            [repr(each) for each, name in meant.items() if name],
+            "distribute_module(shardings=)", f"{len(fixes)} patterns match {what}, and no {other}",
+            "specs are for names of parameters and buffers, styles of weft.nn for names of modules",
+            [repr(each) for each, name in meant.items() if name is not None],
             f"shardings={{{', '.join(fixes)}}}")
 
 
