@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["COUNTERPARTS", "attribute_elsewhere", "said_of"]
+__all__ = ["COUNTERPARTS", "attribute_elsewhere", "names_elsewhere", "said_of"]
 
 _JOB = "an ordinary function; ops run when they are called"
 _SHARDED = 'weft.distribute_module(module, mesh, shardings={"*": P("dp")})'
 _REPLICATED = "weft.distribute_module(module, mesh)"
+_STREAM = "weft.manual_seed(0); numbers depend on the seed, the call and the place alone"
 
 COUNTERPARTS = {
     "AbstractMesh": "weft.Mesh",
@@ -20,11 +24,19 @@ COUNTERPARTS = {
     "DistributedManager": 'weft.init_mesh({"dp": 2, "tp": 2})',
     "FSDP": _SHARDED,
     "FullyShardedDataParallel": _SHARDED,
+    "MpDeviceLoader": 'weft.spmd.ShardedLoader(loader, P("dp"), mesh=mesh)',
     "NamedSharding": "weft.Layout(mesh, shape, P(...)), or a mesh and a P",
+    "OffsetBasedRNGTracker": _STREAM,
+    "ParallelStyle": 'specs of parameters, shardings={"*.weight": P("tp")}',
     "PartitionSpec": "weft.P",
     "PositionalSharding": "weft.Layout(mesh, shape, P(...))",
+    "PrepareModuleInputOutput": "shardings={name: weft.nn.PrepareModuleInput(...)}, "
+                                "activations={name: P(...)}",
+    "ShardTensorSpec": "weft.Layout",
     "addressable_shards": "x.to_local() and x.sharding.box(mesh.rank)",
     "checkpoint": "torch.distributed.checkpoint, which takes ShardTensors",
+    "compute_local_shape_and_global_offset": "x.sharding.box(rank)",
+    "context_parallel": "nothing to call: attention takes sharded sequences",
     "device_put": "weft.distribute_tensor(x, mesh, P(...))",
     "enable_spmd": "nothing to switch on: a tensor is sharded when it is made so",
     "from_local": "weft.ShardTensor.from_local",
@@ -45,6 +57,7 @@ COUNTERPARTS = {
     "psum_scatter": "weft.collectives.reduce_scatter",
     "redistribute": "x.redistribute(placements=P(...))",
     "set_mesh": "weft.spmd.set_global_mesh(mesh), or with mesh: ...",
+    "register_sharding": 'weft.register_rule(op, "b i, i o -> b o")',
     "shard_map": "weft.local_map(fn, in_specs=P(...), out_specs=P(...))",
     "shard_tensor": "weft.distribute_tensor(x, mesh, P(...))",
     "to_local": "x.to_local()",
@@ -65,6 +78,21 @@ def attribute_elsewhere(name: str, code: str) -> property:
             f"{type(self).__name__!r} object has no attribute {name!r}; in its place: {code}")
 
     return property(asked)
+
+
+def names_elsewhere(module: str) -> Callable[[str], NoReturn]:
+    """The `__getattr__` of a package for the names that other libraries have in theirs."""
+
+    def asked(name: str) -> NoReturn:
+        place = said_of(name)
+        told = f"module {module!r} has no attribute {name!r}{place}"
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back
+        if place and caller and caller.f_code.co_name == "_handle_fromlist":
+            raise ImportError(told, name=name)  # of `from ... import`, which would drop the text
+        raise AttributeError(told, name=name, obj=sys.modules[module])
+
+    return asked
 
 
 def said_of(name: str) -> str:

@@ -18,6 +18,7 @@ from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.left_whole import warn_if_whole
 from weft.tensor.placing.operands import data_of, move_operands
 from weft.tensor.placing.scatter import distribute_tensor, scatter_tensor
+from weft.tensor.placing.storage import typed_storage
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = [
@@ -40,6 +41,7 @@ hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values
 hooks.saved = saved
+hooks.typed_storage = typed_storage
 ops.join(*families.PAGES)
 dispatch.SPECIAL.update(attributes.TABLE)
 CARRIED.append(STREAM)

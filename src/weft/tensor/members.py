@@ -46,6 +46,7 @@ class Hooks:
     autograd: Any
     values: Any
     saved: Any
+    typed_storage: Callable[[Any], Any]
 
 
 hooks = Hooks()
@@ -265,3 +266,6 @@ class AsValue:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return hooks.saved.reduced(self)
+
+    def _typed_storage(self) -> Any:
+        return hooks.typed_storage(self)

@@ -18,7 +18,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
 
-__all__ = ["Storage", "memory_refused", "telling_identity"]
+__all__ = ["Storage", "memory_refused", "telling_identity", "typed_storage"]
 
 
 class _Told(threading.local):
@@ -34,7 +34,16 @@ def telling_identity() -> AbstractContextManager[None]:
     return setting(_told, identity=True)
 
 
-def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
+_LOADER = """
+for a DataLoader with workers: a dataset of plain tensors, and weft.spmd.ShardedLoader around it"""
+
+
+def typed_storage(tensor: ShardTensor) -> NoReturn:
+    """`x._typed_storage()`: the workers of a DataLoader put batches into shared memory by it."""
+    raise memory_refused("storage", tensor, _LOADER)
+
+
+def memory_refused(name: str, tensor: ShardTensor, more: str = "") -> UnsupportedOpError:
     """The error of a call that asks where a ShardTensor is in memory."""
     layout = str(tensor.sharding)
     return UnsupportedOpError(
@@ -42,7 +51,7 @@ def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
         f"{layout}", "what reads or changes memory works on local tensors", [layout],
         f"of this rank's block: x.to_local().{name}()\n"
         "for a file: safetensors.torch.save_file, save_pretrained and "
-        "torch.distributed.checkpoint, called on all ranks")
+        f"torch.distributed.checkpoint, called on all ranks{more}")
 
 
 class Storage:
