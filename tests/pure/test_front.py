@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.core.counterparts import ATTRIBUTES
 from weft import startup
+from weft.core.counterparts import ATTRIBUTES
 
 FRONT = Path(weft.__file__)
 
