@@ -55,6 +55,7 @@ class Patch:
 
 
 _FSDP = "torch.distributed.fsdp"
+_AS_DTENSOR = "x.to_dtensor(), which copies nothing; x.redistribute(...) for another layout"
 
 PATCHES = (
     Patch("torch.autograd.Function", "apply", torch_patches.apply,
@@ -188,6 +189,16 @@ PATCHES = (
     Patch(f"{_FSDP}.fully_sharded_data_parallel", "FullyShardedDataParallel.__init__",
           wrappers.refusing("FullyShardedDataParallel(module)", 1),
           "It would shard each rank's block again: refused.", is_late=True),
+    Patch("torch.distributed.tensor._api", "DTensor.from_local",
+          tracers.refusing("DTensor.from_local", _AS_DTENSOR),
+          "Its local tensor would be a ShardTensor: refused.", is_late=True),
+    Patch("torch.distributed.tensor._api", "distribute_tensor",
+          tracers.refusing("torch.distributed.tensor.distribute_tensor", _AS_DTENSOR),
+          "As DTensor.from_local it would hold a ShardTensor: refused.", is_late=True),
+    Patch("torch.distributed.tensor.experimental._context_parallel._attention", "context_parallel",
+          tracers.refusing("context_parallel", "leave it out: attention takes ShardTensors whose "
+                           "sequence is sharded, in weft.zigzag's order for even work"),
+          "It would shard each rank's block of its buffers again: refused.", is_late=True),
     Patch("torch.distributed.pipelining.stage", "_PipelineStageBase.__init__", wrappers.make_stage,
           "It would send ShardTensors to the next stage: they are gathered before.", is_late=True),
     Patch("torch.distributed.pipelining._backward", "stage_backward_input",

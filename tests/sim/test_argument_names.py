@@ -205,6 +205,16 @@ def test_names_of_functions_elsewhere_lead_to_names_that_exist() -> None:
             operator.attrgetter(found[1:])(weft)
     with pytest.raises(AttributeError, match=r"; it is weft\.spmd\.mark_sharding$"):
         weft.mark_sharding  # noqa: B018
+    for room in ("weft", "weft.nn", "weft.spmd"):
+        with pytest.raises(ImportError, match=r"; in its place: weft\.distribute_module\("):
+            exec(f"from {room} import parallelize_module")
+    with pytest.raises(AttributeError, match=r"^module 'weft\.random' .*manual_seed\(0\)"):
+        weft.random.OffsetBasedRNGTracker  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^module 'weft\.nn' has no attribute 'nobody_s'$"):
+        weft.nn.nobody_s  # noqa: B018
+    mesh: Any = weft.testing.run(lambda mesh: mesh, mesh={"dp": 1, "tp": 1})[0]
+    with pytest.raises(AttributeError, match=r"^'BoundMesh' .*'_flatten'; in its place: P\(\("):
+        mesh._flatten("all")
     with pytest.raises(ImportError, match=r"; it is weft\.collectives\.psum$"):
         exec("from weft import psum")
 

@@ -168,6 +168,7 @@ def test_names_of_torch_and_torch_xla() -> None:
         "weft.ones(2, mesh=Mesh(1))._spec":
             "'ShardTensor' object has no attribute '_spec'; in its place: x.sharding",
         "weft.ones(2, mesh=Mesh(1))._local_tensor": "; in its place: x.to_local()",
+        "weft.ones(2, mesh=Mesh(1)).local_shards": "; in its place: weft.spmd.local_shards(x)",
     }.items():
         with pytest.raises(AttributeError) as error:
             eval(text)

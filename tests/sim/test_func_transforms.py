@@ -314,3 +314,53 @@ def test_no_state_is_left_after_an_error() -> None:
         assert (x * 2).sum().item() == 24
 
     run()
+
+
+def _with_what_it_makes(x: Any, w: Tensor, moved: Any, made: Any) -> Tensor:
+    """Of w, and of tensors that are closed over or made on the way."""
+    return (moved(x) * made(torch.arange(20.0, dtype=x.dtype).view(5, 4) / 7) * w).sin().sum()
+
+
+@pytest.mark.parametrize("to", [P(), P(None, "x")], ids=str)
+def test_what_a_function_makes_or_moves_is_like_what_it_closes_over(to: P) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+
+    def results(x: Any, w: Any, moved: Any, made: Any) -> list[Tensor]:
+        def of(w: Tensor) -> Tensor:
+            return _with_what_it_makes(x, w, moved, made)
+
+        g = grad(of)(w)
+        return [
+            g, torch.autograd.grad(g.square().sum(), x)[0], jvp(of, (w,), (w,))[1],
+            vmap(of)(torch.stack([w, w * 2])), grad(lambda w: grad(of)(w).square().sum())(w)]
+
+    same: Any = lambda given: given  # noqa: E731
+    due = results(x.clone().requires_grad_(), w, same, same)
+
+    @ranks(x=3)
+    def run(mesh: Any) -> None:
+        def made(full: Any) -> ShardTensor:
+            ones = weft.ones(4, mesh=mesh, spec=P("x"), dtype=full.dtype)
+            cut = weft.from_callback((5, 4), mesh, P("x"), lambda at: torch.ones(5, 4)[at])
+            rows = ShardTensor.from_local(cut.to_local(), mesh, P("x"), sizes={0: (2, 2, 1)})
+            return weft.distribute_tensor(full, mesh, to) * ones.full_tensor() * ones * rows
+
+        for given in (w, weft.distribute_tensor(w, mesh, P(None, "x"))):
+            found = results(
+                weft.distribute_tensor(x, mesh, P("x")).requires_grad_(), given,
+                lambda x: x.redistribute(placements=to), made)
+            for one, wanted in zip(found, due):
+                torch.testing.assert_close(one.full_tensor(), wanted, rtol=1e-12, atol=1e-12)
+
+    run()
+
+
+@pytest.mark.parametrize("transform", [grad, vmap])
+def test_what_is_transformed_is_distributed_before(transform: Any) -> None:
+    @ranks(x=2)
+    def run(mesh: Any) -> None:
+        with pytest.raises(UnsupportedOpError, match="call it before the transform"):
+            transform(lambda w: weft.distribute_tensor(w, mesh, P("x")).sum())(torch.ones(4, 4))
+
+    run()

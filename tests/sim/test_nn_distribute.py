@@ -164,7 +164,9 @@ distribute_module(module): this Linear has been distributed already.
   Rule: a module is distributed once; its hooks would be registered again.
   Offenders: Linear
   Fix: parameter.data = parameter.redistribute(placements=...) for another layout; \
-distribute_module(module.new_part, mesh) for a part that was added"""
+distribute_module(module.new_part, mesh) for a part that was added
+       two kinds of parallelism are one table, whose entries name both axes: \
+shardings={"0": weft.nn.ColwiseParallel(("tp", "dp")), "*": P("dp")}"""
 
 
 @pytest.mark.parametrize("name", ["input_fn", "output_fn"])

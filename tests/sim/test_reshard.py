@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 import weft
 from tests.oracle import block
-from weft import Layout, LayoutError, Mesh, P, PlacementError, ShardTypeError
+from weft import (
+    Layout,
+    LayoutError,
+    Mesh,
+    P,
+    PlacementError,
+    Replicate,
+    Shard,
+    ShardTypeError,
+)
 
 FULL: dict[str, Tensor] = {
     "matrix": torch.randn(7, 6), "half": torch.randn(5, 4, 3).bfloat16(), "number": torch.ones(()),
@@ -176,3 +185,24 @@ def test_old_blocks_and_new_ones_and_two_buckets() -> None:
 
     for blocks, peak in weft.testing.run(on_rank, mesh={"x": 4}):
         assert blocks < peak <= blocks + 2 * bucket
+
+
+def test_a_table_alone_is_for_the_mesh_of_the_state() -> None:
+    full = torch.arange(42.0).view(7, 6)
+
+    def on_rank(mesh: Any) -> None:
+        state = {"up": weft.distribute_tensor(full, mesh, P("dp")),
+                 "down": weft.distribute_tensor(full, mesh, P(None, "tp")), "step": 3}
+        moved = weft.reshard(state, {"up": P("tp", "dp"), "*": [Replicate(), Shard(0)]})
+        assert moved["up"].spec == P("tp", "dp") and moved["down"].spec == P("tp")
+        assert moved["step"] == 3
+        for name in ("up", "down"):
+            assert moved[name].device_mesh == mesh
+            assert torch.equal(moved[name].full_tensor(), full)
+        with pytest.raises(ShardTypeError, match="patterns match no tensor"):
+            weft.reshard(state, {"*": P(), "other": P("dp")})
+        part = weft.distribute_tensor(full, mesh["tp"], P())
+        with pytest.raises(ShardTypeError, match="the tensors are on 2 meshes"):
+            weft.reshard({**state, "part": part}, {"*": P()})
+
+    weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2})

@@ -196,6 +196,11 @@ def test_shard_as_and_wraps(mesh: Any) -> None:
         assert one.sharding == other.sharding and not one.sharding.is_partial
         torch.testing.assert_close(spmd.clear_sharding(one), spmd.clear_sharding(a))
         torch.testing.assert_close(spmd.clear_sharding(other), spmd.clear_sharding(b))
+    trees = spmd.shard_as({"a": x, "b": [None, X]}, {"a": X + 1, "b": [None, x]})
+    for tree in trees:
+        assert tree["b"][0] is None
+        assert tree["a"].sharding == tree["b"][1].sharding == x.sharding
+    torch.testing.assert_close(spmd.clear_sharding(trees[1]["a"]), X + 1)
     assert spmd.wrap_as_sharded_tensor(x) is x and spmd.wrap_if_sharded(x) is x
     whole = spmd.unwrap_sharded_tensor(x)
     assert type(whole) is Tensor and torch.equal(whole, X)
@@ -301,6 +306,7 @@ def test_manual_regions(mesh: Any) -> None:
     (lambda m: spmd.shard_as(X, X), ShardTypeError, "shard_as(a, b): both are plain tensors."),
     (lambda m: spmd.shard_as(spmd.mark_sharding(X, m, ("x",)), X[0]), LayoutError,
      "shard_as(a, b): a has shape (7, 6), b (6,)."),
+    (lambda m: spmd.shard_as([X], [X, X]), LayoutError, "shard_as(a, b): a is "),
     (lambda m: spmd.disable_manual_sharding(spmd.mark_sharding(X, m, ("x",)), ("x",), (7, 6)),
      ShardTypeError, "disable_manual_sharding(t): t is a ShardTensor [7@x, 6]."),
     (lambda m: spmd.disable_manual_sharding(X, ("x",), (7, 6), mesh=m), LayoutError,

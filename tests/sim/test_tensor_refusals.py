@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel
 from torch.jit import _get_trace_graph
 
 import weft
@@ -73,6 +75,9 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "jit.trace_module": lambda x: torch.jit.trace_module(Weighted(x), {"forward": (X.clone(),)}),
     "jit.trace_module input": lambda x: torch.jit.trace_module(Weighted(X), {"forward": (x,)}),
     "export": lambda x: torch.export.export(Weighted(X), (x,)),
+    "DTensor.from_local": lambda x: DTensor.from_local(x, None, [Replicate()]),
+    "torch's distribute_tensor": lambda x: distribute_tensor(x, None, [Replicate()]),
+    "context_parallel": lambda x: context_parallel(Any, buffers=[x], buffer_seq_dims=[0]),
     "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
     "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
 }

@@ -20,6 +20,7 @@ from torch.distributed import device_mesh
 from weft.comm.collective_call import PROCESS, CollectiveCall, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
+from weft.core.counterparts import attribute_elsewhere
 from weft.errors import MeshError, ShardTypeError
 
 __all__ = ["BoundMesh", "Rows", "World", "innermost_mesh", "live_meshes"]
@@ -134,6 +135,10 @@ class BoundMesh(Mesh):
     device: torch.device
     cache: dict[Any, Any]
     origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
+
+    _flatten = attribute_elsewhere(
+        "_flatten", 'P(("dp", "tp")), which shards over both; mesh.size(), of all ranks; '
+        'mesh.device_mesh["dp", "tp"]._flatten(), for a process group')
 
     def __init__(self, world: World, value: Mesh, device_type: str) -> None:
         for slot in Mesh.__slots__:

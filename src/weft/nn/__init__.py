@@ -1,5 +1,6 @@
 """Modules on a mesh."""
 
+from weft.core.counterparts import names_elsewhere
 from weft.nn import optimizers
 from weft.nn.distribute import distribute_module
 from weft.nn.experts import by_expert
@@ -20,5 +21,7 @@ __all__ = [
     "accumulate", "as_one_process", "at_owners", "by_expert", "distribute_module", "linear_scan",
     "materialize", "report", "reshard", "zigzag",
 ]
+
+__getattr__ = names_elsewhere("weft.nn")
 
 optimizers.install()

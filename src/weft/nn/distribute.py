@@ -178,7 +178,9 @@ def _refuse_twice(module: nn.Module) -> None:
             "distributed already", "a module is distributed once; its hooks would be "
             "registered again", [type(module).__name__],
             "parameter.data = parameter.redistribute(placements=...) for another layout; "
-            "distribute_module(module.new_part, mesh) for a part that was added")
+            "distribute_module(module.new_part, mesh) for a part that was added\n"
+            "two kinds of parallelism are one table, whose entries name both axes: "
+            'shardings={"0": weft.nn.ColwiseParallel(("tp", "dp")), "*": P("dp")}')
 
 
 def _num_args(name: str, fn: Callable[..., Any] | None) -> int:

@@ -31,6 +31,7 @@ M = TypeVar("M", bound=nn.Module)
 _RESETS = ("reset_parameters", "_reset_parameters")
 
 
+@torch.inference_mode(False)  # by the counts of writes it knows what is initialized
 def materialize(module: M, init: Callable[[nn.Module], Any] | None = None) -> M:
     """Give the meta tensors of a distributed module memory and values; returns the module.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
-from weft.core import Layout
+from weft.core import Layout, P
 from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
 from weft.planner.moving import Move, moving
@@ -47,7 +47,7 @@ def reshard(
         state: a state dict, of a module or of an optimizer: maps, lists and tuples, nested.
             Plain tensors are copied, and other values stay as they are.
         to: a state dict of the same names, whose ShardTensors say mesh and layout (they may be on
-            the meta device); or a mesh.
+            the meta device); or a mesh; or `shardings` alone, for the mesh that all tensors are on.
         shardings: with a mesh, a map from patterns of names to specs, of which the first that
             matches counts; other tensors are replicated. Names of nested maps are joined by dots.
         bucket_nbytes: the most bytes of a bucket.
@@ -59,7 +59,8 @@ def reshard(
     Raises:
         LayoutError: names or shapes that `to` does not have; partial values.
         PlacementError: specs that do not fit.
-        ShardTypeError: `to` is neither a state dict nor a mesh; a pattern that matches nothing.
+        ShardTypeError: `to` is none of these; a pattern that matches nothing; a table alone, and
+            tensors on several meshes.
     """
     named = [(name, one) for name, one in _tensors(state) if type(one) is ShardTensor]
     targets = _targets(named, to, shardings)
@@ -122,6 +123,8 @@ def _targets(
     named: list[tuple[str, ShardTensor]], to: Any, shardings: Mapping[str, Any] | None
 ) -> dict[str, tuple[BoundMesh, Layout]]:
     """Name -> the new layout of the tensor; names that `to` does not have are left out."""
+    if shardings is None and _is_table(to):
+        to, shardings = _one_mesh(named), to
     if isinstance(to, Mapping) and shardings is None:
         return {
             name: (one._meta.mesh, one.sharding) for name, one in _tensors(to)
@@ -148,6 +151,23 @@ def _targets(
             "the first pattern that matches a name counts; * matches dots too",
             sorted(idle), f"names are {[name for name, _ in named[:4]]}")
     return out
+
+
+def _is_table(to: Any) -> bool:
+    """Whether it maps to specs, and to no tensors."""
+    return isinstance(to, Mapping) and bool(to) and all(
+        isinstance(one, (P, Layout, list, tuple)) for one in to.values()
+    ) and not any(isinstance(one, torch.Tensor) for _, one in _tensors(to))
+
+
+def _one_mesh(named: list[tuple[str, ShardTensor]]) -> BoundMesh:
+    meshes = list(dict.fromkeys(tensor._meta.mesh for _, tensor in named))
+    if len(meshes) != 1:
+        raise ShardTypeError(
+            _CALL, f"to is a table alone, and the tensors are on {len(meshes)} meshes",
+            "a table alone is for the mesh that all tensors are on", list(map(str, meshes)),
+            "weft.reshard(state, mesh, table)")
+    return meshes[0]
 
 
 def _check(

@@ -1,8 +1,6 @@
 """torch_xla's names for meshes and annotations, over weft's own meshes, layouts and tensors."""
 
-from typing import NoReturn
-
-from weft.core.counterparts import said_of
+from weft.core.counterparts import names_elsewhere
 from weft.spmd.barrier import apply_backward_optimization_barrier
 from weft.spmd.loader import ShardedLoader, ShardingSpec
 from weft.spmd.manual import disable_manual_sharding, enable_manual_sharding
@@ -35,7 +33,4 @@ __all__ = [
     "visualize_tensor_sharding", "wrap_as_sharded_tensor", "wrap_if_sharded",
 ]
 
-
-def __getattr__(name: str) -> NoReturn:
-    """For what torch_xla has in its modules and weft elsewhere, or not at all."""
-    raise AttributeError(f"module 'weft.spmd' has no attribute {name!r}{said_of(name)}")
+__getattr__ = names_elsewhere("weft.spmd")

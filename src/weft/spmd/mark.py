@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from weft.comm import as_bound_mesh
 from weft.core import P
@@ -106,17 +107,33 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     return global_tensor(t)
 
 
-def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor]:
+def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     """Both tensors in one sharding: that of `a`, or of `b` if `a` is plain or replicated.
 
     Args:
-        a: a tensor.
-        b: a tensor of the same shape; at least one of the two is a ShardTensor.
+        a: a tensor, or a pytree (nested dicts, lists, tuples) of tensors and None.
+        b: a tensor of the same shape, of which at least one is a ShardTensor; or such a pytree.
 
     Raises:
         ShardTypeError: both are plain.
-        LayoutError: their shapes differ.
+        LayoutError: their shapes differ, or the structures of pytrees.
     """
+    ours, form = tree_flatten(a)
+    theirs, other = tree_flatten(b)
+    if form != other:
+        raise LayoutError(
+            "shard_as(a, b)", f"a is {form}, b {other}", "pytrees in one sharding have one "
+            "structure", [f"{len(ours)} and {len(theirs)} leaves"], "shard_as(a[key], b[key])")
+    pairs = [
+        (None, None) if one is None and two is None else _alike(one, two)
+        for one, two in zip(ours, theirs)
+    ]
+    return tree_unflatten([one for one, _ in pairs], form), tree_unflatten(
+        [two for _, two in pairs], form)
+
+
+def _alike(a: Any, b: Any) -> tuple[ShardTensor, ShardTensor]:
+    """`shard_as` of two tensors."""
     check_tensor(a, "shard_as(a)")
     check_tensor(b, "shard_as(b)")
     sharded = [one for one in (a, b) if isinstance(one, ShardTensor)]

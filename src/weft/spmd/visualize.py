@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 from weft.core import Layout, Mesh, P
 from weft.core.hlo import read_sizes, read_tiles
+from weft.core.names import also_called
 from weft.drawing import Drawing, show
 from weft.tensor import ShardTensor
 
 __all__ = ["visualize_sharding", "visualize_tensor_sharding"]
 
+_takes_widths = also_called(
+    dict.fromkeys(("use_color", "scale", "min_width"), "width=; characters have no colors"),
+    max_width="width")
 
+
+@_takes_widths
 def visualize_tensor_sharding(t: ShardTensor, *, width: int = 80) -> Drawing:
     """Draw which rank holds which block of a tensor with any number of dims; print the result.
 
@@ -25,6 +31,7 @@ def visualize_tensor_sharding(t: ShardTensor, *, width: int = 80) -> Drawing:
     return show(t, width=width)
 
 
+@_takes_widths
 def visualize_sharding(
     sharding: str, shape: Sequence[int] | None = None, *, width: int = 80
 ) -> Drawing:

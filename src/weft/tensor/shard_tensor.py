@@ -19,7 +19,7 @@ from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.core.arguments import MeshLike, Placements
-from weft.core.counterparts import attribute_elsewhere
+from weft.core.counterparts import ATTRIBUTES, attribute_elsewhere
 from weft.core.names import PLACEMENTS, also_called
 from weft.errors import message
 from weft.tensor.below_autograd import refused_below_autograd
@@ -91,8 +91,6 @@ class ShardTensor(FromMeta, InLayouts, AsValue, _Base):
     _followers: Any
     _times_set: int = 0
     """How often `x.data = ` has given it other memory: the same on all ranks, as no address is."""
-    _local_tensor = attribute_elsewhere("_local_tensor", "x.to_local()")
-    _spec = attribute_elsewhere("_spec", "x.sharding")
 
     @classmethod
     def __torch_function__(
@@ -420,3 +418,7 @@ def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
     if known is not None and known[0] == version_of(tensor):
         out._known = [version_of(out), known[1]]
     return out
+
+
+for _name, _code in ATTRIBUTES.items():
+    setattr(ShardTensor, _name, attribute_elsewhere(_name, _code))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
     "gradient_through", "is_wrapped", "of_bits", "outside_maps", "refuse_transforms", "start",
-    "transforms",
+    "transforms", "untransformed",
 ]
+
+A = ParamSpec("A")
+R = TypeVar("R")
 
 _C: Any = torch._C
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
@@ -66,10 +70,10 @@ def dense(grad: Tensor) -> Tensor:
     return grad if grad.layout is torch.strided else grad.to_dense()
 
 
-def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
+def refuse_transforms(x: Tensor, call: Callable[[], str], is_constant: bool = False) -> None:
     """Collectives see only values: the information of forward AD, vmap or torch.func is lost."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
-    if is_dual or is_wrapped(x):
+    if is_dual or (is_wrapped(x) and not is_constant):
         kind = "dual tensor" if is_dual else "torch.func tensor"
         raise _refusal(call(), f"it was given a {kind}", kind)
 
@@ -97,9 +101,11 @@ REDUCTIONS = _Reductions()
 
 
 class _Maps(threading.local):
-    """The dispatch keys, included and excluded, around the outermost transform; else None."""
+    """`keys`: the dispatch keys, included and excluded, around the outermost transform; else None.
+    `met`: what ends a function with tangents that makes or moves ShardTensors."""
 
     keys: tuple[Any, Any] | None = None
+    met: type[Exception] | None = None
 
 
 MAPS = _Maps()
@@ -123,10 +129,47 @@ def outside_maps() -> Iterator[None]:
         yield
 
 
-def _refusal(call: str, facts: str, kind: str) -> UnsupportedOpError:
+def untransformed(function: Callable[A, R]) -> Callable[A, R]:
+    """A function that makes or moves ShardTensors, also inside of a transform, as if there were
+    none: its results are then like what is closed over.
+
+    Raises (when called):
+        UnsupportedOpError: an argument depends on what a transform maps or differentiates by.
+    """
+    @functools.wraps(function)
+    def run(*args: A.args, **kwargs: A.kwargs) -> R:
+        if MAPS.met is not None:
+            raise MAPS.met
+        if MAPS.keys is None or transforms() is None:
+            return function(*args, **kwargs)
+        given = [_constant(one, function.__qualname__) for one in args]
+        named = {key: _constant(one, function.__qualname__) for key, one in kwargs.items()}
+        with outside_maps():
+            return function(*given, **named)  # type: ignore[arg-type]
+
+    return run
+
+
+def _constant(given: Any, call: str) -> Any:
+    """An argument without the wrappers of transforms: torch wraps all that a differentiated
+    function makes, but they know no more of a constant."""
+    while isinstance(given, Tensor) and is_wrapped(given):
+        if given.requires_grad or not _functorch.is_gradtrackingtensor(given):
+            raise _refusal(
+                call, "it was given a torch.func tensor", "torch.func tensor",
+                "call it before the transform, and transform a function of its result")
+        refuse_transforms(given, lambda: call, is_constant=True)
+        given = _functorch.get_unwrapped(given)
+    return given
+
+
+def _refusal(
+    call: str, facts: str, kind: str,
+    fix: str = "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
+) -> UnsupportedOpError:
     return UnsupportedOpError(
         call, facts, "forward AD, vmap and torch.func do not reach through communication",
-        [kind], "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()")
+        [kind], fix)
 
 
 class _Apply(torch.autograd.Function):

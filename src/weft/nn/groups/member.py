@@ -41,7 +41,7 @@ class Member:
         self.another: Any = None
         """The pack that gathers it in its own dtype, once somebody has asked for that."""
         self.memo: Any = None
-        self.version: tuple[int, int] = (0, 0)
+        self.version: tuple[int, int] | None = (0, 0)
         self.has_arrived = False
         """Whether the gradient of the leaf is to be reduced in this backward."""
         self.times_set = tensor._times_set
@@ -56,9 +56,10 @@ class Member:
             return
         shape = whole_meta.local_shape
         strides = contiguous_strides(shape)
-        make = torch.empty(0, dtype=dtype, device=self.local.device)
-        self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
-        self._full = make.new_empty(0).set_(storage, offset, shape, strides)
+        with torch.inference_mode(False):  # they count what is written to them
+            make = torch.empty(0, dtype=dtype, device=self.local.device)
+            self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
+            self._full = make.new_empty(0).set_(storage, offset, shape, strides)
         self._full.requires_grad_(self.local.requires_grad)
 
     @property

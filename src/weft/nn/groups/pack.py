@@ -51,6 +51,9 @@ from weft.transport.unselected import unselected
 
 __all__ = ["Pack"]
 
+_Counts = tuple[int, int]
+"""What `_counts` gives: writes to memory, and those that autograd knows."""
+
 _MADE = itertools.count()
 
 
@@ -86,8 +89,8 @@ class Pack(Freed):
             for one, layout in zip(tensors, layouts)
         ]
         self.is_full = self.is_kept = not kind.is_copied
-        self.versions: tuple[tuple[int, int], ...] | None = None
-        self.pending: tuple[Finish, tuple[tuple[int, int], ...]] | None = None
+        self.versions: tuple[_Counts | None, ...] | None = None
+        self.pending: tuple[Finish, tuple[_Counts | None, ...]] | None = None
         self.storage: Any = None
         if kind.is_copied:
             own = [kind.for_autocast and id(one) in in_own_dtype for one in tensors]
@@ -182,7 +185,7 @@ class Pack(Freed):
         versions = self._versions()
         if self.pending is not None and self.pending[1] == versions:
             return
-        if self.is_full and self.versions == versions:
+        if self._is_current(versions):
             return
         packing, dtype = self.sent, self.kind.whole_dtype
         nbytes = (packing.numel - packing.sizes[packing.index]) * dtype.itemsize
@@ -203,7 +206,7 @@ class Pack(Freed):
         if self.storage is None:
             return
         versions = self._versions()
-        if self.is_full and self.versions == versions:
+        if self._is_current(versions):
             return
         self.start()
         pending, self.pending = self.pending, None
@@ -220,7 +223,7 @@ class Pack(Freed):
             if self.versions is not None:
                 changed = [
                     full for member, old, new in zip(self.members, self.versions, versions)
-                    if old[1] != new[1] and (full := member.full) is not None
+                    if old and new and old[1] != new[1] and (full := member.full) is not None
                 ]
                 increment_version(changed)
         self.is_full, self.versions = True, versions
@@ -231,7 +234,10 @@ class Pack(Freed):
             self.storage.resize_(0)
             self.is_full = False
 
-    def _versions(self) -> tuple[tuple[int, int], ...]:
+    def _is_current(self, versions: tuple[_Counts | None, ...]) -> bool:
+        return self.is_full and self.versions == versions and None not in versions
+
+    def _versions(self) -> tuple[_Counts | None, ...]:
         return tuple([_counts(member.local) for member in self.members])
 
     # The parameters.
@@ -274,7 +280,7 @@ class Pack(Freed):
         tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
         tensor._gathered = member.memo = None
         version = member.version if self.storage is None else _counts(member.full)
-        if version != member.version and self.is_full:
+        if version and member.version and version != member.version and self.is_full:
             by_data = version[1] == member.version[1]
             with torch.no_grad():
                 own = self.packing.own(member.whole, at) if self.kind.axes else member.whole
@@ -398,9 +404,10 @@ class Pack(Freed):
             yield
 
 
-def _counts(local: Tensor) -> tuple[int, int]:
-    """All writes to the tensor's memory, and those that autograd knows: not through a `.data`."""
-    return version_of(local), local._version
+def _counts(local: Tensor) -> _Counts | None:
+    """All writes to the tensor's memory, and those that autograd knows: not through a `.data`.
+    None of tensors of inference mode, which count no writes."""
+    return None if local.is_inference() else (version_of(local), local._version)
 
 
 def _hide(pack: weakref.ref[Pack], at: int) -> None:

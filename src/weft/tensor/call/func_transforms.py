@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
@@ -98,7 +99,7 @@ def jvp(
         with temporarily_clear_interpreter_stack():
             drawn = torch.get_rng_state()
         try:
-            with _Tangents():
+            with _Tangents(), setting(MAPS, met=_MetShards):
                 return original(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
         except _MetShards:
             with temporarily_clear_interpreter_stack():

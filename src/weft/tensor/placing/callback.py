@@ -18,6 +18,7 @@ from weft.tensor.placing.layouts import check_given, check_tensor, leaf
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.boxes import slices
+from weft.transport.nodes import untransformed
 
 __all__ = ["from_callback", "to_callback"]
 
@@ -29,6 +30,7 @@ Index = tuple[slice, ...]
 
 
 @also_called(ADVICE, device_mesh="mesh", data_callback="fn", callback="fn", **PLACEMENTS)
+@untransformed
 def from_callback(
     shape: Sequence[int], mesh: Any = None, placements: Any = None,
     fn: Callable[[Index], Any] | None = None, *, dtype: torch.dtype | None = None,

@@ -27,6 +27,7 @@ from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.versions import share_version
 from weft.tensor.views.moved import unwrap_view
+from weft.transport.nodes import untransformed
 
 __all__ = [
     "arange", "deepcopy", "empty", "full", "is_in_a_graph", "ones", "set_", "set_data",
@@ -276,6 +277,7 @@ def empty(
     return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
 
 
+@untransformed
 def arange(
     start: int | float, end: int | float | None = None, step: int | float = 1, *,
     dtype: torch.dtype | None = None, requires_grad: bool = False, **where: Unpack[Where],
@@ -306,6 +308,7 @@ def _of_size(
     return _filled(call, shape_of(call, size), value, dtype, requires_grad, where)
 
 
+@untransformed
 def _filled(
     call: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype | None, requires_grad: bool,
     where: Where,

@@ -26,6 +26,7 @@ from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import written_to
+from weft.transport.nodes import untransformed
 
 __all__ = [
     "Sample", "draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm",
@@ -295,6 +296,7 @@ def _made(
         call, shape, lambda source: sample(source, dtype), dtype, generator, requires_grad, where)
 
 
+@untransformed
 def _laid(
     call: str, shape: tuple[int, ...], sample: Sample, dtype: torch.dtype,
     generator: torch.Generator | None, requires_grad: bool, where: Where,

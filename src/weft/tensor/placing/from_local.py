@@ -31,12 +31,13 @@ from weft.tensor.placing.sizes import is_asked, said_layout
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.facts import partial_axes
-from weft.transport.nodes import gradient_through
+from weft.transport.nodes import gradient_through, untransformed
 from weft.transport.order import laid, order_due
 
 __all__ = ["from_local"]
 
 
+@untransformed
 def from_local(
     local: torch.Tensor,
     device_mesh: Any,

@@ -113,5 +113,7 @@ def leaf(
             order=None if strides is None else order_of(layout.shape, strides),
         )
         local = local if to_partial is None else to_partial(local)
-    track_leaf(local.requires_grad_(requires_grad))
+    if local.requires_grad != requires_grad:
+        local.requires_grad_(requires_grad)
+    track_leaf(local)
     return local_to_sharded(local, mesh, layout, strides)

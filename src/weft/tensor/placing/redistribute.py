@@ -20,7 +20,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import facts, traffic
 from weft.transport.in_flight import landed
-from weft.transport.nodes import gradient_through
+from weft.transport.nodes import gradient_through, untransformed
 from weft.transport.transition import Casts, Transition
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 
+@untransformed
 def redistribute(
     tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool,
     forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
@@ -250,8 +251,12 @@ def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
             tensor = as_value(tensor)  # type: ignore[assignment]
     local, meta = unwrap_view(landed(tensor._local)), tensor._meta
     back = None if grad_placements is None else _gradient_from(meta, grad_placements)
-    if not local.requires_grad:
-        return local
+    return _in_the_graph(local, back) if local.requires_grad else local
+
+
+@untransformed
+def _in_the_graph(local: torch.Tensor, back: Transition | None) -> torch.Tensor:
+    """The block, as a tensor of its own, through which gradients go back."""
     if not torch.is_grad_enabled():
         return local.detach()
     if back is None:
@@ -317,6 +322,7 @@ def _word(layout: Layout, axis: int) -> str:
     return f"Shard({does})" if isinstance(does, int) else f"Partial({does!r})"
 
 
+@untransformed
 def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.full_tensor`."""
     if tensor._meta.mesh.here is None:

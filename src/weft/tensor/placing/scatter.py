@@ -41,6 +41,7 @@ from weft.tensor.placing.layouts import (
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.boxes import slices
+from weft.transport.nodes import untransformed
 from weft.transport.order import Order, memory_order
 
 __all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
@@ -53,6 +54,7 @@ _PLACEMENTS = "distribute_tensor(placements)"
     "device": 'the mesh says where tensors live: weft.init_mesh(axes, "cuda")',
     "requires_grad": "distribute_tensor(...).requires_grad_()",
 }, mesh="device_mesh", src="src_data_rank", **PLACEMENTS)
+@untransformed
 def distribute_tensor(
     tensor: torch.Tensor, device_mesh: MeshLike | Placements | None = None,
     placements: Placements | None = None,
@@ -211,6 +213,7 @@ def _no_rank(call: str, rank: Any, mesh: BoundMesh) -> ShardTypeError:
 
 
 @also_called(ADVICE, device_mesh="mesh", src_data_rank="global_src", src="global_src", **PLACEMENTS)
+@untransformed
 def scatter_tensor(
     tensor: torch.Tensor | None,
     global_src: int,
