@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 import weft
 from tests.gloo import GlooWorld, RankDied
@@ -32,9 +35,11 @@ def dies(mesh):
 
 def stays_away(mesh):
     mesh.comm((0,)).exchange(None)
+    store = distributed_c10d._get_default_store()
     if mesh.rank == 1:
-        time.sleep(2.5 * TIMEOUT)
-    else:
+        return store.wait(["stopped"], timedelta(seconds=4 * TIMEOUT))
+    with ExitStack() as at_last:
+        at_last.callback(store.set, "stopped", "")
         mesh.comm((0,)).all_gather(torch.ones(3), (3, 3))
 
 

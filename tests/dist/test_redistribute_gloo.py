@@ -6,11 +6,14 @@ import itertools
 import random
 import subprocess
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 import weft
 from bench.redistribution.counting import counted
@@ -138,22 +141,21 @@ def test_runs_under_way(gloo: GlooWorld, shape: tuple[int, ...]) -> None:
 
 
 
-def late(mesh: Any) -> float:
-    """How long the ranks before the last one wait for what the last one starts late."""
+def late(mesh: Any, run: str) -> None:
+    """The last rank starts when all others say that they have: none of them waits for it."""
     x = weft.ones(4000, 100, mesh=mesh, spec=P(("dp", "tp")))
     x.redistribute(placements=P())
     mesh.comm((0, 1)).exchange(None)
+    store = distributed_c10d._get_default_store()
     if mesh.rank == 3:
-        time.sleep(2)
-    start = time.monotonic()
+        store.wait([f"{run}/{rank}" for rank in range(3)], timedelta(seconds=20))
     y = x.redistribute(placements=P(), async_op=True)
-    took = time.monotonic() - start
+    store.set(f"{run}/{mesh.rank}", "")
     assert y.sum().item() == 400_000
-    return took
 
 
 def test_starting_does_not_wait(gloo: GlooWorld) -> None:
-    assert max(gloo.run(late, MESH)) < 1.6
+    gloo.run(late, MESH, uuid4().hex)
 
 
 @pytest.mark.parametrize("meshes", ACROSS)
