@@ -261,6 +261,35 @@ def test_a_network_with_batch_norm_learns_as_on_one_device(
         torch.testing.assert_close(out, due.eval()(steps[0]).detach())
 
 
+@pytest.mark.parametrize("order", (torch.contiguous_format, torch.channels_last), ids=str)
+@pytest.mark.parametrize("name", ("batch_norm", "instance_norm"))
+def test_norms_of_one_sample_take_gradients_in_any_order(name: str, order: Any) -> None:
+    """As those of tokens, which are views of several orders where a rank has one sample: torch's
+    kernels misread them."""
+    channels = torch.linspace(0.5, 1.5, 8, dtype=torch.float64)
+
+    def program(mesh: Any) -> list[Tensor]:
+        x: Any = IMAGE[:3].to(memory_format=order)
+        x = (x if mesh is None else weft.distribute_tensor(x, mesh, P("x"))).requires_grad_()
+        # By tokens and back, which leaves a view; in one process it is of three samples.
+        odd = x.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).view(x.shape)
+        for given in (x, odd):
+            if name == "instance_norm" and mesh is not None:
+                y = F.instance_norm(given)
+            elif name == "instance_norm":  # by the formula: one process misreads them, too
+                var, mean = torch.var_mean(given, (2, 3), correction=0, keepdim=True)
+                y = (given - mean) * (var + 1e-5).rsqrt()
+            else:
+                y = F.batch_norm(given, channels, channels, channels)
+            tokens = F.linear(y.flatten(2).transpose(1, 2), X)
+            (tokens * tokens.cos()).sum().backward(retain_graph=True)
+        return [y.detach(), x.grad]
+
+    due = program(None)
+    for found in on_ranks(lambda mesh: [one.full_tensor() for one in program(mesh)]):
+        torch.testing.assert_close(found, due, rtol=1e-10, atol=1e-10)
+
+
 def test_batch_norm_receives_a_few_numbers_per_channel() -> None:
     def on_rank(mesh: Any) -> tuple[int, int]:
         x = ragged(IMAGE, mesh).requires_grad_()

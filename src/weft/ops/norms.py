@@ -138,6 +138,28 @@ def _batch_norm(
         return _trained(x, weight, bias, running_mean, running_var, momentum, eps)[0]
 
 
+# torch's kernels on CPUs misread a gradient, or an operand, with a dim of length 1 and the strides
+# of two memory formats; instance_norm's misreads every gradient with channels last. With one dim of
+# positions, or none, there is only one format.
+
+
+def _evaluated(x: Tensor, *args: Any) -> Tensor:
+    """batch_norm of local tensors, elementwise."""
+    if x.dim() < 4 or 1 not in x.shape or not x.is_cpu:
+        return torch.batch_norm(x, *args)
+    if x.is_contiguous() or not x.movedim(1, -1).is_contiguous():
+        return torch.batch_norm(x.flatten(2), *args).view(x.shape)
+    rows = x.movedim(1, -1)
+    return torch.batch_norm(rows.flatten(0, -2), *args).view(rows.shape).movedim(-1, 1)
+
+
+def _normed(x: Tensor, *args: Any) -> Tensor:
+    """instance_norm of local tensors that have all positions of a sample."""
+    if x.dim() < 4 or not x.is_cpu:
+        return torch.instance_norm(x, *args)
+    return torch.instance_norm(x.flatten(2), *args).view(x.shape)
+
+
 def _with_running(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, use_input: bool, momentum: float, eps: float, cudnn: bool,
@@ -311,9 +333,11 @@ PAGE = page(
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",
             serves=lambda call: not call.get("training")),
-       compose=_batch_norm, each_call=True, floats_flow=True, result=_batch_norm_result),
+       compose=_batch_norm, each_call=True, floats_flow=True, result=_batch_norm_result,
+       local=_evaluated),
     op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ...", serves=_is_of_samples),
-       kernel=_instance_norm, compose=_with_running, each_call=True, floats_flow=True),
+       kernel=_instance_norm, compose=_with_running, each_call=True, floats_flow=True,
+       local=_normed),
     op("group_norm", rule("n c~ ...~, [c], [c] -> n c ..."), kernel=_group_norm),
     op("native_batch_norm _native_batch_norm_legit", compose=_native_batch_norm, each_call=True,
        writes=True),

@@ -227,6 +227,8 @@ class Entry:
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
             operands of each element have one layout, the op may take lists of local tensors
             instead.
+        local: what runs on local tensors in place of the op, with its arguments, where a kernel of
+            torch is wrong.
     """
 
     names: tuple[str, ...]
@@ -242,6 +244,7 @@ class Entry:
     views_each: bool = False
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
+    local: Callable[..., Any] | None = None
 
     def covering(self, call: Call, wants_grad: Sequence[bool]) -> Iterator[Rule]:
         """The rules that cover a call. The first one applies that needs no kernel, or gets one."""
@@ -257,7 +260,7 @@ def op(
     floats_flow: bool | None = None, each_call: bool = False, writes: bool | None = None,
     result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
     views_each: bool = False, widens: bool = False,
-    lists: Literal["", "elements", "blocks"] = "",
+    lists: Literal["", "elements", "blocks"] = "", local: Callable[..., Any] | None = None,
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
@@ -271,7 +274,7 @@ def op(
         floats_flow = layouts is None and all(each.is_string for each in rules)
     return Entry(
         given, rules, kernel, compose, layouts, floats_flow, each_call, writes, result,
-        has_meta_gradient, views_each, widens, lists)
+        has_meta_gradient, views_each, widens, lists, local)
 
 
 Page = Mapping[str, Entry]

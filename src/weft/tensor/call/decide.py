@@ -302,9 +302,11 @@ class Builder:
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
             return algorithm.bind(self.mesh), order, {}
+        mended = None if self.entry is None or self.own is not None else self.entry.local
         as_called = (
             decision.args is None
             and decision.op is None
+            and mended is None
             and as_it_is(self.func)
             and self.slots == list(range(len(self.tensors)))
         )
@@ -312,7 +314,8 @@ class Builder:
         copies = (self.facts.is_view or decision.op is not None) and not self.shares()
         if as_called and not copies and not self._has_gaps():
             return None, None, None
-        local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
+        local: Any = mended or (
+            self.op.overload if decision.op is None else overload_named(decision.op))
         if decision.runs is not None and self.mesh.here is not None:
             local = decision.runs(self.mesh.here) or local
         self.is_idle = isinstance(local, rules.Idle)
