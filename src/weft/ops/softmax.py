@@ -78,7 +78,7 @@ def _log_softmax_backward(
 
 
 def _along(call: Call, wants_grad: Any) -> str:
-    """Of floats. Torch's meta kernels take other dtypes, whose kernels do not exist."""
+    """Of floats, of which alone there are kernels: "... s~ -> ... s"."""
     made = call.results[0]
     if 0 not in made.shape and not made.dtype.startswith(("float", "bfloat")):
         raise NotImplementedError(f"softmax is not implemented for {made.dtype}")
