@@ -152,6 +152,7 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "floats as rows": (lambda x: F.embedding_bag(x[0], _zeros(3, 2)), (1, 4, 7)),
     "integers of a pool": (lambda x: F.avg_pool2d(x.int(), 2), (1, 4, 2)),
     "bools of a pool": (lambda x: F.max_pool2d(x.bool(), 2), (1, 4, 2)),
+    "integers of a resize": (lambda x: F.interpolate(x.int(), scale_factor=2), (1, 4, 7)),
     "integers of columns": (lambda x: F.unfold(x.int(), 2), (1, 4, 7, 2)),
     "integers of blocks": (lambda x: F.fold(x.int(), 3, 2), (1, 4, 4)),
     "pool": (lambda x: F.avg_pool1d(x, 9), (1, 4, 7)),
