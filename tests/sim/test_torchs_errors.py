@@ -136,6 +136,25 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "bias": (lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), _zeros(1)), (1, 4, 7)),
     "weight": (lambda x: F.conv1d(x, _zeros(4, 4, 2, 2)), (1, 4, 7)),
     "dim": (lambda x: x.softmax(5), (1, 4, 7)),
+    "integers of a softmax": (lambda x: x.int().softmax(2), (1, 4, 7)),
+    "negative output padding": (
+        lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), output_padding=-1), (1, 4, 7)),
+    "complex bias": (
+        lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), _zeros(2).cfloat()), (1, 4, 7)),
+    "floats as places": (lambda x: x.index_select(2, _zeros(3)), (1, 4, 1)),
+    "places of index_reduce": (
+        lambda x: x.index_reduce(2, torch.tensor(0), _zeros(1, 4, 3), "amax"), (1, 4, 7)),
+    "floats of index_reduce": (
+        lambda x: x.index_reduce(2, _zeros(3), _zeros(1, 4, 3), "amax"), (1, 4, 7)),
+    "dims of addmm": (lambda x: torch.addmm(_zeros(1, 4, 3), x[0], _zeros(7, 3)), (1, 4, 7)),
+    "minlength": (lambda x: x[0, 0].long().bincount(minlength=-2), (1, 4, 7)),
+    "targets": (lambda x: F.multi_margin_loss(x[0], torch.zeros(4).int()), (1, 4, 7)),
+    "floats as rows": (lambda x: F.embedding_bag(x[0], _zeros(3, 2)), (1, 4, 7)),
+    "integers of a pool": (lambda x: F.avg_pool2d(x.int(), 2), (1, 4, 2)),
+    "bools of a pool": (lambda x: F.max_pool2d(x.bool(), 2), (1, 4, 2)),
+    "integers of a resize": (lambda x: F.interpolate(x.int(), scale_factor=2), (1, 4, 7)),
+    "integers of columns": (lambda x: F.unfold(x.int(), 2), (1, 4, 7, 2)),
+    "integers of blocks": (lambda x: F.fold(x.int(), 3, 2), (1, 4, 4)),
     "pool": (lambda x: F.avg_pool1d(x, 9), (1, 4, 7)),
     "columns": (lambda x: F.unfold(x, 9), (1, 4, 7, 7)),
     "grid": (lambda x: F.grid_sample(x, _zeros(2, 4, 4, 2)), (1, 4, 7, 7)),

@@ -32,6 +32,10 @@ def _with_bias(result: str, product: str) -> Callable[[Call, Any], str]:
 
     def text(call: Call, wants_grad: Any) -> str:
         bias, made = call.tensors[0], call.results[0]
+        if len(bias.shape) >= len(texts):  # its meta kernel takes it
+            raise RuntimeError(
+                f"expand: the number of sizes provided ({len(texts) - 1}) must be greater or "
+                f"equal to the number of dimensions in the tensor ({len(bias.shape)})")
         found = texts[len(made.shape) - len(bias.shape)]
         if made.dtype.startswith(("int", "uint")) and any(
             type(call.get(name)) is float for name in ("beta", "alpha")

@@ -72,6 +72,9 @@ def _check(call: Call) -> None:
         return 1 if given is None or isinstance(given, str) else min(each_of(given, 1, 1))
 
     x, weight, *bias = [one.shape for one in call.tensors]
+    if bias and "complex" in call.tensors[2].dtype and "complex" not in call.results[0].dtype:
+        raise RuntimeError(f"result type {call.tensors[2].dtype} can't be cast to the desired "
+                           f"output type {call.results[0].dtype}")
     if call.op.split(".")[1].endswith("d") and len(weight) != num_positions(call) + 2:
         raise RuntimeError(
             f"Expected {len(weight)}-dimensional input for {len(weight)}-dimensional weight "
@@ -82,6 +85,8 @@ def _check(call: Call) -> None:
         raise RuntimeError(
             f"Given transposed={int(turned)}, weight of size {list(weight)}, expected bias to be "
             f"1-dimensional with {rows} elements, but got bias of size {list(bias[0])} instead")
+    if least("output_padding") < 0:
+        raise RuntimeError("negative output_padding is not supported")
     if least("padding") < 0:
         raise RuntimeError("negative padding is not supported")
     if least("stride") <= 0:

@@ -240,6 +240,8 @@ def _multi_margin(
     reduction: int = _MEAN,
 ) -> Tensor:
     """How far each class except the target comes within the margin; a mean over classes."""
+    if target.dtype is not torch.int64:
+        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
     rows = x if x.dim() > 1 else x.reshape(1, -1)
     target = target.reshape(-1, 1)
     within = (margin - rows.gather(1, target) + rows).relu()

@@ -59,17 +59,27 @@ def _windows(call: Call, num: int) -> list[tuple[int, int, int, int]]:
     ))
 
 
+def _without_kernel(call: Call) -> NotImplementedError:
+    """What torch's kernels raise for a dtype, and its meta kernels do not."""
+    return NotImplementedError(f"{call.op} is not implemented for {call.tensors[0].dtype}")
+
+
 def _pool(num: int) -> Callable[[Call, Sequence[bool]], str]:
     def text(call: Call, wants_grad: Sequence[bool]) -> str:
         """Positions in windows: of one dim with a kernel of 2, "b c 2*y0+v0<2 -> b c y0"."""
         x = call.tensors[0]
+        averages = "avg" in call.op
+        if x.dtype == "bool" or "complex" in x.dtype or (
+            averages and "float" not in x.dtype and x.dtype != "int64"
+        ):
+            raise _without_kernel(call)
         windows = [
             f"y{at}" if kernel == stride == 1 and not pad and len(call.results) == 1
             else f"{stride}*y{at}+{far}*v{at}<{kernel}{-pad:+}"
             for at, (kernel, stride, pad, far) in enumerate(_windows(call, num))
         ]
         after = " ".join([f"y{at}" for at in range(num)])
-        if "avg" in call.op and "float" not in x.dtype:  # a mean of integers is rounded once
+        if averages and "float" not in x.dtype:  # a mean of integers is rounded once
             windows = [f"s{at}!" for at in range(num)]
         lead = "c" if len(x.shape) == num + 1 else "b c"
         made = ", ".join([f"{lead} {after}"] * len(call.results))
@@ -194,6 +204,8 @@ def _col2im(call: Call, wants_grad: Sequence[bool]) -> Rule:
 
 def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) -> Rule:
     (x,), (result,) = call.tensors, call.results
+    if "int" in x.dtype:
+        raise _without_kernel(call)
     told = {"y0": counts[0], "y1": counts[1], "q": num}
     return bind(
         parse(text), [x.shape], [result.shape], told=told, linear=((0,),), folds=folds,

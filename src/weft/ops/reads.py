@@ -78,6 +78,8 @@ def _index_select(
 ) -> Algorithm | None:
     """`index_select(x, dim, index)`: only the named slices are sent."""
     x, index = layouts
+    if call.tensors[1].dtype not in ("int32", "int64"):  # its meta kernel takes it
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
     if not x.ndim or not index.ndim:
         return None
     dim = call.args[1] % x.ndim

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.ops.idle import empty_summary
 from weft.ops.precision import wide
-from weft.rules import op, page, rule
+from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE", "log_softmax"]
@@ -77,7 +77,15 @@ def _log_softmax_backward(
     return (grad - output.exp() * shards.psum(grad.sum(dim, keepdim=True))).to(input_dtype)
 
 
-_ALONG = rule("... s~ -> ... s", along="dim")
+def _along(call: Call, wants_grad: Any) -> str:
+    """Of floats, of which alone there are kernels: "... s~ -> ... s"."""
+    made = call.results[0]
+    if 0 not in made.shape and not made.dtype.startswith(("float", "bfloat")):
+        raise NotImplementedError(f"softmax is not implemented for {made.dtype}")
+    return "... s~ -> ... s"
+
+
+_ALONG = rule(_along, along="dim")
 _BACK = rule("... s~, ... s~ -> ... s", along="dim", linear=[0])
 
 PAGE = page(

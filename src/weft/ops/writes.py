@@ -5,6 +5,7 @@ Rules cover writes in whole dims; writes in sharded dims are in `indexing.write`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ def _index_write(
 ) -> Algorithm | Decision | None:
     """`index_add`, `index_copy`, `index_fill`, `index_reduce` in a sharded dim."""
     x, index = layouts[:2]
+    if "index_reduce" in call.op:
+        _check_reduce(call)
     if not x.ndim or index.ndim != 1:
         return None
     dim = call.args[1] % x.ndim
@@ -105,6 +108,19 @@ def _index_write(
     return Write(
         call.op, x, (dim,), [index], values, index.shape, dim, False, adds, False, write,
     ).algorithm()
+
+
+def _check_reduce(call: Call) -> None:
+    """Raise torch's errors of index_reduce, which its meta kernel does not, on all ranks."""
+    x, index, source = call.tensors
+    if index.dtype not in ("int32", "int64"):
+        raise RuntimeError("index_reduce_(): Expected dtype int32/int64 for index but got: "
+                           f"{index.dtype}")
+    dim, num = call.args[1] % max(len(x.shape), 1), math.prod(index.shape)
+    given = source.shape[dim] if source.shape else 1
+    if given != num:
+        raise RuntimeError(f"index_reduce_(): Number of indices ({num}) should be equal to "
+                           f"source.size(dim): ({given}), for dim: {dim}")
 
 
 def _filled(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:

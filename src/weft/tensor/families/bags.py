@@ -31,6 +31,11 @@ def _embedding_bag(
 ) -> Tensor:
     """Rows of a table, summed by bags; partial values if the table's rows are sharded. Gradients
     that count rows take gathered operands; none are sparse."""
+    if input.dtype not in (torch.int32, torch.int64):  # a table's shard may be empty
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: "
+            f"Long, Int; but got {torch.empty(0, dtype=input.dtype).type()} instead (while "
+            "checking arguments for embedding_bag)")
     whole = scale_grad_by_freq or mode not in ("sum", "mean", "max") or (
         mode == "max" and (sparse or not input.numel())  # torch refuses sparse ones
     )

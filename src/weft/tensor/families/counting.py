@@ -160,6 +160,8 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     """How often each number occurs: every rank counts its own, the sum stays partial."""
     metas = [one._meta for one in (input, weights) if type(one) is ShardTensor]
     mesh = mesh_of("bincount", metas)
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
     low, high = _ends(input) if input.numel() else (0, -1)
     if input.dim() != 1 or low < 0 or input.dtype.is_floating_point:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
