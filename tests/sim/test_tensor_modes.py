@@ -246,6 +246,30 @@ def test_a_partial_value_that_is_left_whole_warns() -> None:
     assert "is reduced over 'x'" in refused[0]
 
 
+def test_a_write_that_gathers_into_a_whole_tensor_warns() -> None:
+    def program(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(torch.ones(4, 4), mesh, P("x"))
+        whole, sharded = weft.zeros(4, 4, mesh=mesh, placements=P()), torch.zeros_like(x)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            whole.copy_(x)
+            whole += x
+            sharded.copy_(x)
+            sharded += x
+        assert torch.equal(whole.full_tensor(), torch.full((4, 4), 2.0))
+        return [str(one.message) for one in caught]
+
+    before = weft.warn_if_whole(64)
+    try:
+        found, *_ = weft.testing.run(program, mesh={"x": 2})
+    finally:
+        weft.warn_if_whole(before)
+    assert [one.split(":")[0] for one in found] == ["aten.copy_.default", "aten.add_.Tensor"]
+    for one in found:
+        assert "[4@x, 4] is gathered over 'x', and the result [4, 4] is left whole there" in one
+        assert one.endswith("Fix: write into a tensor that 'x' shards: redistribute it before")
+
+
 def test_strict_does_not_advise_to_replicate() -> None:
     def program(mesh: Any) -> list[list[str]]:
         x = weft.distribute_tensor(torch.eye(4).expand(1, 4, 4).clone(), mesh, P(None, "x"))

@@ -15,23 +15,36 @@ __all__ = ["PAGE"]
 
 
 def _new(call: Call, wants_grad: Any) -> str:
-    """Of as many dims as the operand, it is sharded as that in dims of the same length, and in
-    proportion in longer ones and in those of at least half the length; else replicated."""
+    """Sharded as the operand in dims of the same length, and in proportion in longer ones and in
+    those of at least half the length; other dims are whole, and those that stand before."""
     shape = call.results[0].shape
     given, made = ([f"{name}{dim}!" for dim in range(len(shape))] for name in "xy")
-    if len(call.tensors[0].shape) != len(shape):
+    aligned = _aligned(call)
+    if not aligned:
         return f"* -> {' '.join(made)}"
-    for dim, (own, length) in enumerate(zip(call.tensors[0].shape, shape)):
+    for dim, own, length in aligned:
         if own <= 2 * length + 1:  # a border, a coarser or a finer grid
             made[dim] = f"x{dim}"
             given[dim] = made[dim] if own == length else f"@{made[dim]}"
-    return f"*{' '.join(given)} -> {' '.join(made)}"
+    return f"*{' '.join([given[dim] for dim, *_ in aligned])} -> {' '.join(made)}"
+
+
+def _aligned(call: Call) -> list[tuple[int, int, int]]:
+    """Dims of the result, the lengths of the operand's that they stand for, and their own; none
+    where the operand is neither of as many dims nor one of a stack."""
+    own, shape = call.tensors[0].shape, call.results[0].shape
+    before = len(shape) - len(own)
+    if before and not (before > 0 and own and own[0] == shape[before] and all(
+        mine <= length <= 2 * mine for mine, length in zip(own, shape[before:])
+    )):
+        return []
+    return [(before + dim, mine, shape[before + dim]) for dim, mine in enumerate(own)]
 
 
 def _in_proportion(call: Call) -> Mapping[str, Table | Shift]:
     return {
         f"x{dim}": Table(range(length), range(1, length + 1), own)
-        for dim, (own, length) in enumerate(zip(call.tensors[0].shape, call.results[0].shape))
+        for dim, own, length in _aligned(call)
     }
 
 

@@ -37,7 +37,7 @@ from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
 from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
-from weft.tensor.placing.left_whole import find_wide
+from weft.tensor.placing.left_whole import find_wide, find_written
 from weft.tensor.placing.operands import (
     operand_transitions,
     staying,
@@ -442,4 +442,5 @@ class Builder:
         return Step(
             self.name, moves, local, args, kwargs, target=self.target, write_back=True,
             write=write, why=decision.reason,
+            left_whole=find_written(self.name, self.layouts, result, wanted, target.dtype.itemsize),
         )

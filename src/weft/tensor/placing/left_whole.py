@@ -17,7 +17,7 @@ from weft.errors import ShardTypeError, StrictError, message
 from weft.rules import Decision, Rule
 from weft.tensor import modes
 
-__all__ = ["LeftWhole", "WideHalo", "find_wide", "is_large", "warn_if_whole"]
+__all__ = ["LeftWhole", "WideHalo", "find_wide", "find_written", "is_large", "warn_if_whole"]
 
 
 class _Limit:
@@ -69,6 +69,7 @@ class LeftWhole:
         axes: the mesh axes over which the operand was sharded, or partial, and the result is not.
         nbytes: of the result on one rank, at most those of the gathered operand.
         dims: the dims of the operand that the op can have sharded.
+        is_write: whether the result is a tensor that was there before.
     """
 
     name: str
@@ -77,6 +78,7 @@ class LeftWhole:
     axes: tuple[int, ...]
     nbytes: int
     dims: tuple[int, ...]
+    is_write: bool = False
 
     def check(self) -> None:
         """Warn at the user's line, or raise in strict mode, from that many bytes on."""
@@ -96,7 +98,9 @@ class LeftWhole:
         names = ", ".join([repr(self.operand.mesh.axis_names[axis]) for axis in self.axes])
         free = [dim for dim in self.dims if self._fits(dim)]
         fix = "a layout of which the op needs no sharded dim whole"
-        if free:
+        if self.is_write:
+            fix = f"write into a tensor that {names} shards: redistribute it before"
+        elif free:
             dims = [() if set(axes) & set(self.axes) else axes for axes in self.operand.dims]
             dims[free[0]] = (*dims[free[0]], *self.axes)
             placements = self.operand.replace(dims=tuple(dims)).placements
@@ -150,6 +154,20 @@ def find_wide(
     return _left_whole(
         name, layouts, decision.operands, decision.results, itemsize, free,
     ) or _wide_halo(name, decision.operands, decision.reads, itemsize)
+
+
+def find_written(
+    name: str, layouts: Sequence[Layout], result: Layout, target: Layout, itemsize: int
+) -> LeftWhole | None:
+    """The operand of a write whose sharded `result` is gathered, because `target` is whole."""
+    axes = [axis for axis in range(target.mesh.ndim) if target.mesh.axis_sizes[axis] > 1
+            and isinstance(result.on(axis), int) and target.on(axis) is None]
+    for layout in layouts:
+        lost = tuple([axis for axis in axes if isinstance(layout.on(axis), int)])
+        if lost:
+            nbytes = itemsize * _num_elements(target)
+            return LeftWhole(name, layout, target, lost, nbytes, (), is_write=True)
+    return None
 
 
 def _wide_halo(
