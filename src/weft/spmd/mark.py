@@ -115,12 +115,15 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
         b: a tensor of the same shape, of which at least one is a ShardTensor; or such a pytree.
 
     Raises:
-        ShardTypeError: both are plain.
+        ShardTypeError: both are plain; something else than tensors.
         LayoutError: their shapes differ, or the structures of pytrees.
     """
     ours, form = tree_flatten(a)
     theirs, other = tree_flatten(b)
     if form != other:
+        for name, leaves in (("a", ours), ("b", theirs)):
+            for one in leaves:
+                check_tensor(one, f"shard_as({name})")
         raise LayoutError(
             "shard_as(a, b)", f"a is {form}, b {other}", "pytrees in one sharding have one "
             "structure", [f"{len(ours)} and {len(theirs)} leaves"], "shard_as(a[key], b[key])")
