@@ -151,8 +151,8 @@ def _first_writes(save: Any, state_dict: Any, kwargs: Any) -> Any:
         if type(tensor) is not ShardTensor:
             return tensor
         boxes_of(tensor)  # raises where it is partial
-        everywhere = world.bind(Mesh((world.size,)), tensor.device_mesh.device_type)
-        return tensor.detach().redistribute(everywhere, P()).to_local()
+        first = world.bind(Mesh((1,)), tensor.device_mesh.device_type)
+        return tensor.detach().redistribute(first, P()).to_local()
 
     state = {name: map_tensors(whole, one.state_dict() if hasattr(one, "state_dict") else one)
              for name, one in state_dict.items()}

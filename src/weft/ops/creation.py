@@ -15,8 +15,8 @@ __all__ = ["PAGE"]
 
 
 def _new(call: Call, wants_grad: Any) -> str:
-    """Sharded as the operand in dims of the same length, and in proportion in longer ones and in
-    those of at least half the length; other dims are whole, and those that stand before."""
+    """Sharded as the operand in dims of the same length, in proportion in longer ones and in those
+    of at least half the length. Other dims are whole, and so are the leading ones of a stack."""
     shape = call.results[0].shape
     given, made = ([f"{name}{dim}!" for dim in range(len(shape))] for name in "xy")
     aligned = _aligned(call)
@@ -30,8 +30,8 @@ def _new(call: Call, wants_grad: Any) -> str:
 
 
 def _aligned(call: Call) -> list[tuple[int, int, int]]:
-    """Dims of the result, the lengths of the operand's that they stand for, and their own; none
-    where the operand is neither of as many dims nor one of a stack."""
+    """For each dim of the operand, counted from the last: the dim of the result, the operand's
+    length and the result's. Empty if the result is neither of as many dims nor a stack."""
     own, shape = call.tensors[0].shape, call.results[0].shape
     before = len(shape) - len(own)
     if before and not (before > 0 and own and own[0] == shape[before] and all(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.ops.idle import empty_summary
 from weft.ops.precision import wide
-from weft.rules import Call, op, page, rule
+from weft.rules import op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE", "log_softmax"]
@@ -77,23 +77,23 @@ def _log_softmax_backward(
     return (grad - output.exp() * shards.psum(grad.sum(dim, keepdim=True))).to(input_dtype)
 
 
-def _along(call: Call, wants_grad: Any) -> str:
-    """Of floats, of which alone there are kernels: "... s~ -> ... s"."""
-    made = call.results[0]
-    if 0 not in made.shape and not made.dtype.startswith(("float", "bfloat")):
-        raise NotImplementedError(f"softmax is not implemented for {made.dtype}")
-    return "... s~ -> ... s"
+def _check(x: Tensor, dim: int, dtype: Any = None) -> None:
+    """torch's meta kernels take all dtypes, its kernels floats; the result is theirs. Of
+    `_softmax`, the last argument is no dtype but a flag."""
+    made = dtype if isinstance(dtype, torch.dtype) else x.dtype
+    if x.numel() and not made.is_floating_point:
+        raise RuntimeError(f"softmax is not implemented for {made}")
 
 
-_ALONG = rule(_along, along="dim")
+_ALONG = rule("... s~ -> ... s", along="dim")
 _BACK = rule("... s~, ... s~ -> ... s", along="dim", linear=[0])
 
 PAGE = page(
-    op("softmax", _ALONG, kernel=_softmax),
-    op("log_softmax", _ALONG, kernel=log_softmax),
-    op("_softmax", _ALONG, kernel=_of_half(_softmax)),
-    op("_log_softmax", _ALONG, kernel=_of_half(log_softmax)),
-    op("_safe_softmax", _ALONG, kernel=_safe_softmax),
+    op("softmax", _ALONG, kernel=_softmax, result=_check),
+    op("log_softmax", _ALONG, kernel=log_softmax, result=_check),
+    op("_softmax", _ALONG, kernel=_of_half(_softmax), result=_check),
+    op("_log_softmax", _ALONG, kernel=_of_half(log_softmax), result=_check),
+    op("_safe_softmax", _ALONG, kernel=_safe_softmax, result=_check),
     op("_softmax_backward_data", _BACK, kernel=_softmax_backward),
     op("_log_softmax_backward_data", _BACK, kernel=_log_softmax_backward),
 )
