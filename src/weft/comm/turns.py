@@ -12,6 +12,7 @@ would use threads of its own, so the rank's thread turns multithreaded backward 
 from __future__ import annotations
 
 import contextvars
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,14 @@ __all__ = ["Runner", "Turns", "Unwound"]
 
 class Unwound(BaseException):
     """Ends a rank that is not needed any more. Not an Exception, so that user code passes it on."""
+
+
+@functools.cache
+def _stand_in_for_cuda() -> None:
+    """A build of torch for CUDA makes a stand-in for a driver that is missing, when it first needs
+    one, and frees it with the thread that did: so it must not be a rank's."""
+    if torch.version.cuda and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 class Runner:
@@ -50,6 +59,7 @@ class Turns(ABC):
     """The ranks of which one runs at a time. `generators` have a state for each of them."""
 
     def __init__(self, ranks: Iterable[int], generators: Sequence[Any]) -> None:
+        _stand_in_for_cuda()
         self.runners = {rank: Runner(rank) for rank in ranks}
         self.generators = generators
         self.stopped = False  # no rank begins any more, and those that wait are unwound

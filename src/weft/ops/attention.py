@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.ordered import default_scale
 from weft.ops.attending.sequence import masked_weights
 from weft.ops.attending.ways import Drops, Way
@@ -189,5 +190,6 @@ PAGE = page(
     op("scaled_dot_product_attention",
        rule(_by_kernel, serves=_is_by_kernel, needs_kernel=True, by_size=True),
        rule(_attention, linear=[2]),
-       kernel=_over_sequence, compose=_with_dropout, each_call=True, result=_result),
+       kernel=_over_sequence, compose=_with_dropout, each_call=True, result=_result,
+       local=ATTENTION if torch.__version__ < "2.13" else None),
 )

@@ -12,9 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Part", "attend", "gradients", "parts", "serves"]
+__all__ = ["ATTENTION", "Part", "attend", "gradients", "parts", "serves"]
+
+
+def _of_any_heads(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """As torch's, which ends the process of a rank without heads up to version 2.12."""
+    if query.ndim < 3 or query.shape[-3]:
+        return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+    key, value = key.narrow(-3, 0, 0), value.narrow(-3, 0, 0)
+    return query @ key.transpose(-2, -1) @ value
+
+
+ATTENTION: Any = F.scaled_dot_product_attention if torch.__version__ >= "2.13" else _of_any_heads
+"""`scaled_dot_product_attention` of local tensors."""
 
 _OF_CPU = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default)

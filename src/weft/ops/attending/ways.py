@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.layout import Box
 from weft.ops.attending.blocks import Blocks
+from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.heads import ByHeads
 from weft.ops.attending.sequence import Keys, attend
 from weft.ops.attending.stretches import Order, stretches
@@ -24,8 +23,6 @@ from weft.rng import Key, Source, samples
 from weft.transport import Transition
 
 __all__ = ["Drops", "Way"]
-
-_FUSED: Any = F.scaled_dot_product_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,8 @@ class Way:
         if self.picked is not None:
             keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
             tensors = [tensors[0], *keys, *tensors[3:]]
-        fused = partial(_FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1)
+        fused = partial(
+            ATTENTION, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1)
         order = self.keys.order
         if not (self.axes or drops or (self.is_causal and (order or self.layouts[0].dims[-2]))):
             return fused(*tensors)
