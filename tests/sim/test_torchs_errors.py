@@ -162,6 +162,7 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "batch of masks": (lambda x: _attention(x, x, x, attn_mask=_zeros(3, 4, 7, 7)), (1, 4, 7, 7)),
     "heads": (lambda x: _attention(x, x[:, :3], x[:, :3], enable_gqa=True), (1, 4, 7, 7)),
     "roll": (lambda x: x.roll((1, 2), (2,)), (1, 4, 7)),
+    "blocks of nothing": (lambda x: F.pixel_unshuffle(x, 2), (0, 4, 5)),
 }
 
 
