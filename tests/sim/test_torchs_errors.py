@@ -182,6 +182,15 @@ def test_torchs_own_words_on_all_ranks_before_anything_is_sent(name: str) -> Non
     assert weft.testing.run(on_rank, mesh={"x": 4}) == [0] * 4
 
 
+def test_a_border_that_no_memory_holds_ends_at_once() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.ones(1, 4, 6), mesh, P(None, None, "x"))
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            F.pad(x, (2**56, 2**56), mode="replicate")
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 _ROWS = torch.arange(24.0).reshape(6, 4)
 _PLACES = torch.tensor([0, 1, 2, 3, 0, 99])
 
