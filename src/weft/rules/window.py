@@ -158,8 +158,8 @@ class Shift(_Reading):
         return min(away / max(self.length, 1), 1.0)
 
     def place(self, output: int) -> int:
-        """The place that a place of the factor reads; on a ring, it may lie outside of the dim. Of a
-        tensor of places, too."""
+        """The place that a place of the factor reads, or a tensor of them; on a ring, it may lie
+        outside of the dim."""
         place, last = output - self.by, self.length - 1
         match self.mode:
             case "reflect":
