@@ -271,3 +271,26 @@ def test_batches_are_counted_again_only_where_torch_does(
             torch.testing.assert_close(mine_grad.full_tensor(), grad)
 
     weft.testing.run(on_rank, mesh={"x": 3})
+
+
+def test_a_function_that_counts_batches_without_gradients() -> None:
+    """Its recomputation may end there: what it saves is saved nevertheless."""
+    def grads(x: Any) -> list[Any]:
+        norm = nn.InstanceNorm1d(2, track_running_stats=True)
+
+        def function(x: Any) -> Any:
+            with torch.no_grad():
+                norm(x)
+            return x + 1
+
+        checkpoint(function, x, use_reentrant=False).square().sum().backward()
+        return [norm.running_mean, x.grad]
+
+    x = torch.arange(20.0).view(2, 2, 5).sin()
+    mean, grad = grads(x.clone().requires_grad_())
+
+    def on_rank(mesh: Any) -> None:
+        mine, mine_grad = grads(weft.distribute_tensor(x, mesh, P("x")).requires_grad_())
+        torch.testing.assert_close([mine, mine_grad.full_tensor()], [mean, grad])
+
+    weft.testing.run(on_rank, mesh={"x": 2})

@@ -72,6 +72,35 @@ def test_segments_that_do_not_fit(lengths: list[int], said: str) -> None:
         weft.testing.run(on_rank, mesh={"x": 2})
 
 
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=str)
+@pytest.mark.parametrize("of_lengths", [P(), P("x")], ids=str)
+def test_segments_of_one_batch_that_do_not_fit(spec: P, of_lengths: P) -> None:
+    """All ranks raise, also those whose batches fit; right lengths are sent nowhere if whole."""
+    def reduced(x: Any, lengths: Any) -> Any:
+        return torch.segment_reduce(x, "sum", lengths=lengths, axis=1)
+
+    def on_rank(mesh: Any) -> tuple[str, int]:
+        def lengths(*last: int) -> Any:
+            return weft.distribute_tensor(torch.tensor([[4, 2], last]), mesh, of_lengths)
+
+        x = weft.distribute_tensor(full, mesh, spec)
+        with pytest.raises(RuntimeError) as told:
+            reduced(x, lengths(5, 2))
+        right = lengths(3, 3)
+        with weft.explain() as log:
+            found = reduced(x, right)
+        assert torch.equal(found.full_tensor(), due)
+        return str(told.value), len(log.events)
+
+    full = torch.arange(24.0).view(2, 6, 2)
+    due = reduced(full, torch.tensor([[4, 2], [3, 3]]))
+    with pytest.raises(RuntimeError) as plain:
+        reduced(full, torch.tensor([[4, 2], [5, 2]]))
+    for said, num in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert said == str(plain.value)
+        assert num == (of_lengths == P("x"))
+
+
 def test_a_window_that_says_nothing() -> None:
     """torch's own error, of frames that leave elements out."""
     spectra = torch.zeros(3, 4, dtype=torch.complex128)

@@ -90,6 +90,23 @@ def windows(make: Make) -> Any:
     return [x.grad, *seen, y, rows, columns]
 
 
+def rows_that_share_memory(make: Make) -> Any:
+    """A row of an expanded tensor is all of its rows."""
+    x = make(X[:1])
+    y = x * 1
+    rows = y.expand(4, 6)
+    rows[2].mul_(x.detach()[0])
+    rows[0, 1:4].add_(1)
+    y[0, 5] = 7
+    rows.select(0, 3).neg_()
+    (rows * rows).sum().backward()
+    z = make(X[:1], False)
+    same = z.expand(3, 6)
+    same[1:2].exp_()
+    same[:1] = z + 1
+    return [x.grad, y, rows, z, same]
+
+
 def a_chain(make: Make) -> Any:
     x = make(X)
     y = x * 1
@@ -98,7 +115,7 @@ def a_chain(make: Make) -> Any:
     return [y, x.grad]
 
 
-PROGRAMS = [every_op, operators, windows, a_chain]
+PROGRAMS = [every_op, operators, windows, rows_that_share_memory, a_chain]
 
 
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
@@ -284,3 +301,34 @@ def test_numbers_are_assigned_to_expanded_rows_as_in_torch(index: Any) -> None:
                 torch.testing.assert_close(found.full_tensor(), expected)
 
     weft.testing.run(on_rank, mesh={"x": 3})
+
+
+OVERLAPPING: dict[str, Callable[[Tensor], Any]] = {
+    "op": lambda x: x.mul_(2),
+    "copy_": lambda x: x.copy_(torch.ones(3)),
+    "a draw": lambda x: x.normal_(),
+    "a list": lambda x: torch._foreach_add_([x], 1.0),
+    "out": lambda x: torch.add(torch.ones(4, 3), 1, out=x),
+    "a column": lambda x: x.__setitem__((slice(None), 1), 2),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+def test_rows_that_share_memory_are_not_written_together(name: str, spec: P) -> None:
+    """torch's error on all ranks, one of which has no column; also after longer rows, of which all
+    have some."""
+    write = OVERLAPPING[name]
+    with pytest.raises(RuntimeError) as plain:
+        write(torch.ones(1, 3).expand(4, 3))
+
+    def on_rank(mesh: Any) -> None:
+        for length in (8, 3):
+            x = weft.distribute_tensor(torch.ones(1, length), mesh, spec).expand(4, length)
+            if length == 8 and name in ("copy_", "out"):
+                continue
+            with pytest.raises(RuntimeError) as told:
+                write(x)
+            assert str(told.value) == str(plain.value)
+
+    weft.testing.run(on_rank, mesh={"x": 4})

@@ -162,6 +162,7 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "batch of masks": (lambda x: _attention(x, x, x, attn_mask=_zeros(3, 4, 7, 7)), (1, 4, 7, 7)),
     "heads": (lambda x: _attention(x, x[:, :3], x[:, :3], enable_gqa=True), (1, 4, 7, 7)),
     "roll": (lambda x: x.roll((1, 2), (2,)), (1, 4, 7)),
+    "blocks of nothing": (lambda x: F.pixel_unshuffle(x, 2), (0, 4, 5)),
 }
 
 
@@ -179,6 +180,15 @@ def test_torchs_own_words_on_all_ranks_before_anything_is_sent(name: str) -> Non
         return len(log.events)
 
     assert weft.testing.run(on_rank, mesh={"x": 4}) == [0] * 4
+
+
+def test_a_border_that_no_memory_holds_ends_at_once() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.ones(1, 4, 6), mesh, P(None, None, "x"))
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            F.pad(x, (2**56, 2**56), mode="replicate")
+
+    weft.testing.run(on_rank, mesh={"x": 2})
 
 
 _ROWS = torch.arange(24.0).reshape(6, 4)

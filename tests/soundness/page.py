@@ -86,7 +86,7 @@ def page() -> str:
         said = " ".join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0].split())
         lines += [f"## {_title(module)}", "", *textwrap.wrap(said, 100), "", *_TABLE]
         found: dict[int, Entry] = {id(entry): entry for entry in module.PAGE.values()}
-        rows = [_row(entry, examples) for entry in found.values()]
+        rows = [_row(entry, examples) for entry in found.values() if _says(entry)]
         lines += [*sorted(rows), ""]
     lines += ["## What makes a dim whole", "", _whole_of_all(), ""]
     lines += [f"- `{name.split(': ')[1]}`: {why}" for name, why in MADE_WHOLE.items()]
@@ -104,6 +104,11 @@ def _pages() -> list[ModuleType]:
 def _title(page: ModuleType) -> str:
     words = page.__name__.rpartition(".")[2].replace("_", " ")
     return words[0].upper() + words[1:]
+
+
+def _says(entry: Entry) -> bool:
+    """Whether it says more than what torch's meta kernel leaves unchecked."""
+    return bool(entry.rules or entry.kernel or entry.compose or entry.layouts or entry.lists)
 
 
 def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:

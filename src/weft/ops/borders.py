@@ -207,8 +207,8 @@ def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
         rest[back : back + 2] = 0, 0
         assert at.box is not None and isinstance(at.window, Shift)
         if at.window.mode != "circular":
-            places = [at.window.place(output) - at.box[0] for output in range(*at.outputs)]
-            picks.append((dim, torch.tensor(places, dtype=torch.int64)))
+            places: Any = torch.arange(*at.outputs)
+            picks.append((dim, at.window.place(places) - at.box[0]))
 
     def pad(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         for dim, places in picks:

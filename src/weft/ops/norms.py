@@ -169,6 +169,9 @@ def _with_running(
         if not use_input:
             assert running_mean is not None and running_var is not None
             return _normalised(x, running_mean, running_var, eps, weight, bias)
+        if x.shape[0] and not x.numel():  # nothing to count
+            zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+            return _normalised(x, zero, one, eps, weight, bias)
         var, mean = torch.var_mean(widened(x), tuple(range(2, x.dim())), correction=0)
         count = x.numel() // max(x.shape[0] * x.shape[1], 1)
         out = _normalised(x, mean, var, eps, weight, bias)

@@ -21,10 +21,16 @@ __all__ = ["PAGE"]
 
 
 def _segments(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Lengths may have batch dims, which are those of the data."""
-    lead = " ".join([f"b{dim}>0" for dim in range(call.get("axis") or 0)])
-    mark = "!" if lead else "~"
-    return f"{lead} s{mark} ..., [{lead} n!], [{lead} i!], [{lead} m!] -> {lead} t! ..."
+    """Lengths may have batch dims, which are those of the data. Where no rank has a part of them,
+    they stay whole: each rank sees whether all of them fit."""
+    dims = range(call.get("axis") or 0)
+    if not dims:
+        return "s~ ..., [n!], [i!], [m!] -> t! ..."
+    lead = " ".join([f"b{dim}~>0" for dim in dims])
+    is_cut = any(any(layout.dims[:-1]) for layout in call.layouts[1:])
+    told = lead if is_cut else " ".join([f"c{dim}!" for dim in dims])
+    made = " ".join([f"b{dim}" for dim in dims])
+    return f"{lead} s! ..., [{told} n!], [{told} i!], [{told} m!] -> {made} t! ..."
 
 
 def _segment_reduce(
@@ -32,10 +38,14 @@ def _segment_reduce(
     indices: Tensor | None = None, offsets: Tensor | None = None, axis: int = 0,
     unsafe: bool = False, initial: Any = None,
 ) -> Tensor:
-    """Each shard's result for each segment, joined."""
+    """Each shard's result for each segment, joined. Of batches, each by itself."""
+    if lengths is not None and offsets is None and not unsafe:
+        _check(shards, lengths, axis)
+    if axis:
+        return torch.segment_reduce(
+            x, reduce, lengths=_own(shards, x, lengths), indices=_own(shards, x, indices),
+            offsets=_own(shards, x, offsets), axis=axis, unsafe=unsafe, initial=initial)
     if lengths is not None and offsets is None:
-        if not unsafe:
-            _check(lengths, shards.layout.shape[0])
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     assert offsets is not None
     num = offsets.shape[0] - 1
@@ -67,15 +77,29 @@ _START = {"sum": 0, "mean": 0, "prod": 1, "max": -torch.inf, "min": torch.inf}
 """What a segment without rows comes to, but for a mean."""
 
 
-def _check(lengths: Tensor, length: int) -> None:
-    """Raise torch's errors."""
-    if lengths.numel() and int(lengths.min()) < 0:
-        raise RuntimeError("lengths contains negative value!")
-    if int(lengths.sum()) != length:
-        raise RuntimeError(
-            "segment_reduce(): Expected all rows of lengths along axis to sum to "
-            "data.size(lengths.dim()-1) when !unsafe."
-        )
+def _own(shards: Shards, x: Tensor, told: Tensor | None) -> Tensor | None:
+    """The rows of lengths or offsets that are about this rank's batches."""
+    for dim in range(told.dim() - 1 if told is not None else 0):
+        if told.shape[dim] != x.shape[dim]:
+            told = told.narrow(dim, shards.starts[dim], x.shape[dim])
+    return told
+
+
+def _check(shards: Shards, lengths: Tensor, axis: int) -> None:
+    """Raise torch's errors. Where each rank has lengths of its own, all of them raise."""
+    is_negative = lengths.numel() > 0 and int(lengths.min()) < 0
+    fits = bool((lengths.sum(-1) == shards.layout.shape[axis]).all())
+    fault = torch.tensor(2 if is_negative else 0 if fits else 1)
+    if any(any(layout.dims) for layout in shards.operands[1:]):
+        fault = shards.pmax(fault.to(lengths.device))
+    if fault:
+        raise RuntimeError(_FAULTS[int(fault)])
+
+
+_FAULTS = (
+    "", "segment_reduce(): Expected all rows of lengths along axis to sum to "
+    "data.size(lengths.dim()-1) when !unsafe.", "lengths contains negative value!",
+)
 
 
 def _result(

@@ -194,6 +194,16 @@ def _group(
         whole.update(rest)
 
 
+def _check_unshuffled(x: Tensor, downscale_factor: int) -> None:
+    """Check lengths of a tensor without elements; torch's meta kernel only counts elements."""
+    if x.numel() or x.dim() < 3 or downscale_factor <= 0:
+        return
+    odd = [x.shape[dim] for dim in (-2, -1) if x.shape[dim] % downscale_factor]
+    if odd:
+        raise RuntimeError(
+            f"pixel_unshuffle expects lengths divisible by {downscale_factor}, but got {odd}")
+
+
 def _view_copy_result(x: Tensor, size: Any) -> Tensor | None:
     """Of any strides: torch's meta kernel refuses those of which there is no view."""
     if x.is_contiguous():
@@ -230,4 +240,5 @@ PAGE = page(
     op("view.dtype view_copy.dtype", rule(_bits), widens=True),
     op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=_by_blocks),
     op("view_copy", rule(_view), result=_view_copy_result),
+    op("pixel_unshuffle", result=_check_unshuffled),
 )

@@ -158,13 +158,14 @@ class Shift(_Reading):
         return min(away / max(self.length, 1), 1.0)
 
     def place(self, output: int) -> int:
-        """The place that a place of the factor reads; on a ring, it may lie outside of the dim."""
+        """The place that a place of the factor reads, or a tensor of them; on a ring, it may lie
+        outside of the dim."""
         place, last = output - self.by, self.length - 1
         match self.mode:
             case "reflect":
                 return last - abs(last - abs(place))
-            case "replicate":
-                return min(max(place, 0), last)
+            case "replicate":  # the middle one of 0, place and last
+                return (abs(place) - abs(place - last) + last) // 2
             case "mirror":
                 return last - place
             case _:

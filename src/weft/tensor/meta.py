@@ -29,7 +29,7 @@ from weft.transport.order import (
 
 __all__ = [
     "NONE", "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
-    "forget_recipes", "forget_unused", "intern", "is_dense", "keep_recipe", "kept",
+    "expanded_dims", "forget_recipes", "forget_unused", "intern", "is_dense", "keep_recipe", "kept",
     "replicated_meta",
 ]
 
@@ -321,6 +321,12 @@ def keep_recipe(home: Meta, key: Any, recipe: Any) -> None:
 def dense(tensor: torch.Tensor) -> bool:
     """Whether a plain tensor lies in memory by strides: sparse and nested ones do not."""
     return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def expanded_dims(tensor: torch.Tensor | Meta) -> list[int]:
+    """The dims along which elements share memory, as `expand` leaves them."""
+    pairs = enumerate(zip(tensor.shape, tensor.stride()))
+    return [dim for dim, (length, step) in pairs if length > 1 and not step]
 
 
 def contiguous_strides(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from weft.tensor.call.anchor import tying
 from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
-from weft.tensor.call.in_place import check_cast, check_gradient, check_writable
+from weft.tensor.call.in_place import check_cast, check_gradient, check_overlap, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import (
     apart,
@@ -35,7 +35,7 @@ from weft.tensor.call.local import (
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
-from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
+from weft.tensor.meta import NONE, Meta, contiguous_strides, expanded_dims, intern
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import find_wide, find_written
 from weft.tensor.placing.operands import (
@@ -415,6 +415,7 @@ class Builder:
         assert self.target is not None
         target = self.tensors[self.target]
         check_writable(self.name, target)
+        check_overlap(self.op, self.trace.metas, target)
         wanted = layout_of(target, self.mesh)
         if self.grad and any(
                 one.requires_grad for at, one in enumerate(self.tensors) if at != self.target):
@@ -426,7 +427,7 @@ class Builder:
         if writes is not None and direct:
             local = writes(self.mesh)
         if direct and decision.op is None and (algorithm is None or writes is not None):
-            self.by_form = self._is_by_form(decision)
+            self.by_form = self._is_by_form(decision) and not expanded_dims(target)
             return Step(
                 self.name, moves, local, args, kwargs, target=self.target, why=decision.reason,
             )

@@ -16,7 +16,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.rules import Entry
 from weft.tensor.call.recipe import Function
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.meta import Meta, contiguous_strides, expanded_dims, intern
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import functional_name
 from weft.tensor.trace.capture import Op, Trace
@@ -142,7 +142,8 @@ def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
 def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
     """Whether the operands of every element are ShardTensors of one layout without partial values.
 
-    A target that shares no memory with its base is not: its own call raises.
+    A target that shares no memory with its base is not: its own call raises. Nor is one whose
+    elements share memory.
     """
     single = [arg for arg in op.args if type(arg) is Slot]
     if any(type(tensors[slot.index]) is ShardTensor for slot in single):
@@ -153,7 +154,9 @@ def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
             return False
         target: Meta = operands[0]._meta  # type: ignore[attr-defined]
         layout = target.layout
-        if layout.is_partial or (writes and target.alias is not None) or any(
+        if layout.is_partial or (
+            writes and (target.alias is not None or expanded_dims(target))
+        ) or any(
             tensor._meta.layout is not layout and tensor._meta.layout != layout  # type: ignore[attr-defined]
             for tensor in operands
         ):

@@ -10,11 +10,13 @@ import torch
 
 from weft.core import Layout
 from weft.errors import UnsupportedOpError
+from weft.tensor.meta import expanded_dims
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.capture import Op
+from weft.tensor.trace.capture import Op, unwatched
 from weft.tensor.trace.trees import fill
+from weft.tensor.views.inverse import OVERLAP
 
-__all__ = ["check_cast", "check_gradient", "check_writable"]
+__all__ = ["check_cast", "check_gradient", "check_overlap", "check_writable"]
 
 
 def check_writable(name: str, target: torch.Tensor) -> None:
@@ -40,6 +42,22 @@ def check_gradient(name: str, layout: Layout) -> None:
             name, f"it writes values that require a gradient to {layout}",
             "P(max) and P(min) carry no gradient", [f"partial {kind}" for kind in kinds],
             "x = x.redistribute(placements=P()) before, or value.detach()")
+
+
+def check_overlap(op: Op, metas: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+    """Raise torch's error of a write to elements that share memory: on a rank that has none its
+    kernel would not. Which kernels do is known from these themselves, on zeros."""
+    if type(target) is not ShardTensor or not target._meta.layout.has_empty_shards or (
+        not expanded_dims(target)
+    ):
+        return
+    zeros = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype).zero_() for one in metas]
+    with torch.no_grad(), unwatched():
+        try:
+            op.overload(*fill(op.args, zeros), **fill(op.kwargs, zeros))
+        except RuntimeError as error:
+            if str(error) == OVERLAP:
+                raise
 
 
 def check_cast(

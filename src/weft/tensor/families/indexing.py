@@ -20,6 +20,7 @@ from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import FIX, runner
 from weft.tensor.families import masks
 from weft.tensor.members import hooks
+from weft.tensor.meta import expanded_dims
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.inverse import OVERLAP
@@ -182,8 +183,7 @@ def _set_block(tensor: Any, items: tuple[Any, ...], value: Any) -> None:
     shape = meta[items].shape  # raises what torch raises
     view = tensor[_as_slices(items, tensor.shape)]
     if not isinstance(value, Tensor):
-        lies = zip(view.shape, view.stride())
-        if view.numel() and any(step == 0 and length > 1 for length, step in lies):
+        if view.numel() and expanded_dims(view):
             raise RuntimeError(OVERLAP)  # torch copies the number, which fills do not ask about
         view.fill_(value)
         return

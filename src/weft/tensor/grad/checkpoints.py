@@ -107,8 +107,9 @@ _tie, _request = plain_apply(_Tie), plain_apply(_Request)
 
 
 def _saved(like: torch.Tensor) -> Any:
-    """The node of a tensor that is saved here."""
-    return _tie(like.detach().requires_grad_()).grad_fn
+    """The node of a tensor that is saved here, also where the function is without gradients."""
+    with torch.enable_grad():
+        return _tie(like.detach().requires_grad_()).grad_fn
 
 
 class _Kept:

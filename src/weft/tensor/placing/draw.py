@@ -20,11 +20,12 @@ from weft.core import Layout
 from weft.core.layout import Box
 from weft.errors import CommunicationError, ShardTypeError
 from weft.rng import STREAM, Key, Part, Source, digest_of, samples
-from weft.tensor.meta import intern
+from weft.tensor.meta import expanded_dims, intern
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.views.inverse import OVERLAP
 from weft.tensor.views.moved import written_to
 from weft.transport.nodes import untransformed
 
@@ -178,6 +179,8 @@ def draw_into(
     assert type(tensor) is ShardTensor
     meta, local = tensor._meta, tensor._local
     mesh, layout = meta.mesh, meta.layout.without_partial()
+    if meta.strides is not None and expanded_dims(meta):
+        raise RuntimeError(OVERLAP)
     if local.is_meta and mesh.device.type != "meta":  # no memory; as in torch no random call
         return
     here = mesh.here

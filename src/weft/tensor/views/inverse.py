@@ -54,6 +54,8 @@ def write(
         RuntimeError: what torch raises for such a write: the base is a leaf that requires grad, or
             elements of the view share memory.
     """
+    if not value.numel():
+        return
     tensors = flatten((args, kwargs))
     metas = [meta_like(tensor) for tensor in tensors]
     feed = iter(metas)
@@ -132,10 +134,19 @@ def _steps(op: Op, source: Tensor, place: int, value: Any) -> Sequence[Step]:
     if base == "unfold" and rest[1] == rest[2]:
         return _windows(rest[0] % source.dim(), rest[1], shape)
     if base in ("expand", "expand_as", "broadcast_to", "broadcast_tensors"):
-        if value.shape == shape:
-            return []
-        raise RuntimeError(OVERLAP)
+        return [Whole(show, lambda tensor: _first(tensor, shape))]
     _refuse(name, value)
+
+
+def _first(tensor: ShardTensor, shape: Sequence[int]) -> ShardTensor:
+    """Of an expanded tensor, whose equal elements share memory, those of this shape."""
+    lead = tensor.dim() - len(shape)
+    for dim, length in enumerate((*[1] * lead, *shape)):
+        if tensor.shape[dim] != length:
+            if tensor.sharding.dims[dim]:  # each rank has changed its own
+                raise RuntimeError(OVERLAP)
+            tensor = tensor.narrow(dim, 0, length)
+    return tensor.reshape(shape)
 
 
 def _row(dim: int, index: int) -> list[Step]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from weft.tensor.meta import Meta, expanded_dims
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.torch_collectives import beneath
 from weft.tensor.trace.calls import written_by
@@ -151,7 +152,8 @@ class View:
             if again._meta.layout != self.meta.layout:  # whether a gradient is wanted has changed
                 again = again.redistribute(placements=self.meta.layout)
             self.seen = now
-            self.buffer.copy_(unwrap_view(again._local))
+            _shown_once(self.buffer, self.meta).copy_(
+                _shown_once(unwrap_view(again._local), self.meta))
 
     def check_recorded(self, recorded: bool) -> None:
         """Raise if torch does not permit a view to be changed in place."""
@@ -209,9 +211,10 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
         # written to, and the ranks would have different graphs in a second backward.
         if has_data or overlaps or meta.layout.has_empty_shards:
-            # A copy does not overlap: views of it find their dims side by side.
-            copied = laid(local, full_order(meta.shape, meta.stride())) if overlaps else local
-            out._local = local.clone() if copied is local else copied
+            one = _shown_once(local, meta)
+            copied = laid(one, full_order(meta.shape, meta.stride())) if overlaps else local
+            copied = one.clone() if copied is one else copied
+            out._local = copied if one is local else copied.expand(local.shape)
         else:  # what the base has become for this call counts the writes to it
             out._local = with_own_version(local, unwrap_view(local_of(base)))
         view = View(base, func, args, kwargs, place, out, several)
@@ -219,6 +222,16 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if type(base) is ShardTensor:
             _followers(base).add(view)
     return result
+
+
+def _shown_once(local: Tensor, meta: Meta) -> Tensor:
+    """Of elements that share memory in the global tensor, one, which the others follow. All, where
+    they are on several ranks (a write to them is refused), and where this rank has none."""
+    dims = expanded_dims(meta)
+    if dims and local.numel() and not any(meta.layout.dims[dim] for dim in dims):
+        for dim in dims:
+            local = local.narrow(dim, 0, 1)
+    return local
 
 
 def _followers(base: ShardTensor) -> weakref.WeakSet[View]:
