@@ -86,11 +86,11 @@ FAR: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], tuple[int
     "rows": ((2, 4, 16, 6), (3, 4, 3, 3), {"padding": 6, "dilation": 6}, (4, 5, 3, 4)),
     "zeros alone": ((1, 4, 16, 6), (4, 4, 3, 1), {"padding": (20, 0), "dilation": 20}, ()),
     "no tap at all": ((1, 2, 8), (2, 2, 2), {"padding": 18, "dilation": 36}, ()),
-    "even": ((4, 16, 5), (2, 2, 2, 4), {"padding": "same", "dilation": (7, 1), "groups": 2}, ()),
+    "even": ((4, 16, 5), (2, 2, 2, 3), {"padding": "same", "dilation": (8, 1), "groups": 2}, ()),
     "line": ((1, 2, 16), (2, 2, 3), {"dilation": 6}, (3, 0, 9, 4)),
     "more channels": ((1, 2, 16), (3, 2, 3), {"dilation": 6}, ()),
-    "space": ((1, 2, 12, 3, 4), (2, 2, 3, 2, 1), {"padding": (5, 1, 0), "dilation": 5,
-                                                  "stride": (1, 2, 1)}, ()),
+    "space": ((1, 2, 12, 3, 4), (2, 2, 3, 2, 1),
+              {"padding": (5, 1, 0), "dilation": (5, 1, 1), "stride": (1, 2, 1)}, ()),
 }
 
 
