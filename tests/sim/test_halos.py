@@ -15,6 +15,7 @@ from tests.cases.halos import FIELDS, WAYS, Field, drawn, judge, layout_of, on_r
 from tests.harness import held
 from tests.oracle import check
 from weft import Layout, P
+from weft.testing import peak_memory
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -79,6 +80,61 @@ def test_one_exchange_serves_equal_reads() -> None:
         return [event.collective for event in log.events if "Halo" in event.collective]
 
     assert weft.testing.run(program, mesh={"x": 2}) == [["Halo", "HaloSum"]] * 2
+
+
+FAR: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], tuple[int, ...]]] = {
+    "rows": ((2, 4, 16, 6), (3, 4, 3, 3), {"padding": 6, "dilation": 6}, (4, 5, 3, 4)),
+    "zeros alone": ((1, 4, 16, 6), (4, 4, 3, 1), {"padding": (20, 0), "dilation": 20}, ()),
+    "no tap at all": ((1, 2, 8), (2, 2, 2), {"padding": 18, "dilation": 36}, ()),
+    "even": ((4, 16, 5), (2, 2, 2, 3), {"padding": "same", "dilation": (8, 1), "groups": 2}, ()),
+    "line": ((1, 2, 16), (2, 2, 3), {"dilation": 6}, (3, 0, 9, 4)),
+    "more channels": ((1, 2, 16), (3, 2, 3), {"dilation": 6}, ()),
+    "space": ((1, 2, 12, 3, 4), (2, 2, 3, 2, 1),
+              {"padding": (5, 1, 0), "dilation": (5, 1, 1), "stride": (1, 2, 1)}, ()),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_taps_that_are_further_apart_than_a_shard_is_long(name: str) -> None:
+    """Each tap's part of the result moves. A rank holds no box."""
+    shape, kernel, how, sizes = FAR[name]
+    make = torch.Generator().manual_seed(2)
+    full, weight, bias = [
+        torch.randn(one, generator=make, dtype=torch.float64)
+        for one in (shape, kernel, kernel[:1])]
+    op = getattr(F, f"conv{len(kernel) - 2}d")
+    dim = len(shape) - len(kernel) + 2
+
+    def step(x: Any) -> list[Any]:
+        given = [x.requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+        out = op(*given, **how)
+        return [out, *torch.autograd.grad(out.sin().sum(), given)]
+
+    def program(mesh: Any) -> Any:
+        spec = P(*[None] * dim, "x")
+        layout = Layout(mesh, shape, spec, sizes={dim: sizes} if sizes else {})
+        found = step(weft.distribute_tensor(full, mesh, layout))
+        is_sharded = bool(found[0].sharding.dims[dim])
+        return [one if type(one) is Tensor else one.full_tensor() for one in found], is_sharded
+
+    for got, is_sharded in weft.testing.run(program, mesh={"x": 4}):
+        assert is_sharded
+        for mine, one in zip(got, step(full.clone())):
+            torch.testing.assert_close(mine, one, rtol=1e-11, atol=1e-12)
+
+
+def test_far_taps_take_no_box() -> None:
+    """Windows of 25 rows over shards of 4: 2 more shards of the result travel at most."""
+    def program(mesh: Any) -> Any:
+        x = weft.distribute_tensor(torch.randn(1, 32, 16, 8), mesh, P(None, None, "x"))
+        weight = torch.randn(4, 32, 3, 3)
+        with weft.explain() as log, peak_memory(x, weight) as memory:
+            F.conv2d(x, weight, padding=12, dilation=12)
+        return log.nbytes, memory.peak - memory.start
+
+    made = 4 * 4 * 8 * 4
+    for nbytes, peak in weft.testing.run(program, mesh={"x": 4}):
+        assert nbytes <= 2 * made and peak <= 12 * made, (nbytes, peak)
 
 
 def test_parts_of_a_cat_are_read_at_once() -> None:

@@ -7,12 +7,15 @@ new channels. Sharded positions stay sharded: each rank fetches the border that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.core import Layout
+from weft.ops.algorithm import Composite
 from weft.rules import Boxed, Call, OnRank, Window, op, page, rule
 
 __all__ = ["PAGE", "each_of", "num_positions"]
@@ -179,7 +182,68 @@ def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tenso
     return convolved
 
 
+def _far(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """Where the taps of a window lie further apart than a shard is long: most of a box that has
+    them all would be read by nobody. The result then has no more channels than the input."""
+    if "transpose" in call.op or call.get("transposed"):
+        return None
+    x, kernel = layouts[0], call.tensors[1].shape[2:]
+    num = len(kernel)
+    for at, (step, far) in enumerate(zip(
+        each_of(call.get("stride"), num, 1), each_of(call.get("dilation"), num, 1)
+    )):
+        dim = x.ndim - num + at
+        if kernel[at] > step == 1 < far and x.dims[dim] and far > max(x.sizes_of(dim)) and (
+            call.tensors[1].shape[0] <= x.shape[-num - 1]
+        ):
+            _check(call)
+            taps = _taps(kernel[at], far, x.shape[dim], _pads(call)[at])
+            return Composite(partial(_by_taps, call, at, taps), each_call=True) if taps else None
+    return None
+
+
+Tap = tuple[int, tuple[int, int], tuple[int, int]]
+
+
+def _taps(num: int, far: int, length: int, pads: tuple[int, int]) -> list[Tap]:
+    """Of the taps that read more than padding: the number, the places that it reads, and how many
+    places of the result it adds nothing to, before and behind."""
+    places, found = length + sum(pads) - far * (num - 1), []
+    for tap in range(num):
+        start = tap * far - pads[0]
+        first, last = max(start, 0), min(start + places, length)
+        if first < last:
+            found.append((tap, (first, last), (first - start, start + places - last)))
+    return found
+
+
+def _by_taps(
+    call: Call, at: int, taps: Sequence[Tap], x: Tensor, weight: Tensor,
+    bias: Tensor | None = None, *_: Any, **__: Any,
+) -> Tensor:
+    """A sum of convolutions, one for each tap of a dim. Each reads a slice of the input where it
+    lies, and what it adds to the result moves."""
+    num = weight.dim() - 2
+    dim, groups = x.dim() - num + at, call.get("groups", 1)
+    strides, dilation = [each_of(call.get(name), num, 1) for name in ("stride", "dilation")]
+    pads = [pad if one != at else (0, 0) for one, pad in enumerate(_pads(call))]
+    even = [min(pad) for pad in pads]
+    widths = [width - even[one] for one in reversed(range(num)) for width in pads[one]]
+    x = F.pad(x, widths) if any(widths) else x
+    total, rows = None, weight.split(1, 2 + at)
+    for tap, (first, last), around in taps:
+        one = _CONVOLUTIONS[num](
+            x.narrow(dim, first, last - first), rows[tap], None, strides, even, dilation, groups)
+        one = F.pad(one, [0, 0] * (num - 1 - at) + [*around]) if any(around) else one
+        total = one if total is None else total + one
+    assert total is not None
+    return total if bias is None else total + bias.view(-1, *[1] * num)
+
+
 PAGE = page(
     op("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
-       rule(_convolution, linear=[0, 1], bias=[2], counts={"groups": "g"}, on_box=_on_box)),
+       rule(_convolution, linear=[0, 1], bias=[2], counts={"groups": "g"}, on_box=_on_box),
+       layouts=_far),
 )

@@ -16,7 +16,8 @@ from weft.core.layout import Box
 from weft.planner.geometry import volume
 
 __all__ = [
-    "Move", "flat", "joined", "pack", "part", "shape_of", "slices", "stretch", "unpack", "within",
+    "Move", "flat", "joined", "outside", "pack", "part", "shape_of", "slices", "stretch", "unpack",
+    "within",
 ]
 
 Move = Callable[[Tensor], Tensor]
@@ -48,6 +49,18 @@ def part(box: Box, outer: Box) -> Move:
         case [only]:
             return lambda x: x.narrow(*only)  # a third of the time of an index
     return lambda x: x[place]
+
+
+def outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
+    """The boxes, apart, that `wanted` has around `inside`."""
+    if not volume(inside):
+        return (wanted,) if volume(wanted) else ()
+    found = []
+    for dim, ((start, stop), (first, last)) in enumerate(zip(wanted, inside)):
+        for interval in ((start, first), (last, stop)):
+            if interval[0] < interval[1]:
+                found.append((*inside[:dim], interval, *wanted[dim + 1 :]))
+    return tuple(found)
 
 
 def stretch(boxes: Sequence[Box], whole: Box) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from weft.comm import BoundMesh, Communicator
 from weft.core.layout import Box
 from weft.planner import Fetch, Fold, is_local, step_nbytes
 from weft.planner.geometry import Coordinate, volume
-from weft.transport.boxes import Move, joined, pack, part, shape_of
+from weft.transport.boxes import Move, joined, outside, pack, part, shape_of
 
 __all__ = ["DENSE", "halo_exchange", "limit"]
 
@@ -32,18 +32,6 @@ def _weight(step: Fetch | Fold, comm: Communicator) -> int:
     read."""
     pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
     return DENSE if 2 * pieces > comm.size else 0
-
-
-def _outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
-    """The boxes, apart, that `wanted` has around `inside`."""
-    if not volume(inside):
-        return (wanted,) if volume(wanted) else ()
-    found = []
-    for dim, ((start, stop), (first, last)) in enumerate(zip(wanted, inside)):
-        for interval in ((start, first), (last, stop)):
-            if interval[0] < interval[1]:
-                found.append((*inside[:dim], interval, *wanted[dim + 1 :]))
-    return tuple(found)
 
 
 def limit(comm: Communicator, weight: int) -> float:
@@ -99,7 +87,7 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
     if adds:
         join = _summed([*stays, *taken], wanted)
     else:
-        beyond = [part(one, box) for one in _outside(box, step.cover.inside_at(boxes, at))]
+        beyond = [part(one, box) for one in outside(box, step.cover.inside_at(boxes, at))]
         join = joined([*stays, *taken], wanted, beyond, step.cover.fill)
 
     def run(x: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
 from weft.tensor.meta import NONE, Meta, contiguous_strides, expanded_dims, intern
+from weft.tensor.placing.kept_boxes import taken_apart
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import find_wide, find_written
 from weft.tensor.placing.operands import (
@@ -222,6 +223,8 @@ class Builder:
             local = replayed(local) if replays else local
         if is_empty and not self.shares():
             local = apart(local)
+        if self.grad and decision.keeps and local is not None and any(decision.reads):
+            local = taken_apart(local)
         if any(decision.folds):
             local = tying(local) if self.is_idle else local  # its sum is a node
             local = folding(self.name, local, decision, self.mesh)

@@ -24,6 +24,7 @@ from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
 from weft.tensor.placing.freed import hold
 from weft.tensor.placing.halos import Halo, read
+from weft.tensor.placing.kept_boxes import KeptBox, Seen
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.transitions import order_in_memory, transition_between
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 MAX_VIEWS = 4096
+
+_running_backward: Any = torch._C._current_graph_task_id  # type: ignore[attr-defined]
 
 
 class Caller:
@@ -111,7 +114,7 @@ def _enter_all(
 ) -> None:
     pending: list[Any] = []
     grad_mode = is_grad_enabled()
-    boxes = _boxes(tensors, moves)
+    boxes = _boxes(tensors, moves, keeps)
     for place, transition in moves:
         if boxes and place in boxes:
             locals_[place] = boxes[place]
@@ -125,7 +128,9 @@ def _enter_all(
             locals_[place] = part
             continue
         if not (grad_mode and local.requires_grad):
-            locals_[place] = transition(local, read_only_use=True)
+            locals_[place] = out = transition(local, read_only_use=True)
+            if grad_mode and keeps and transition.cover is not None:
+                out._weft_kept = KeptBox(local, transition)  # type: ignore
             continue
         key: Any
         if sharded:
@@ -142,6 +147,8 @@ def _enter_all(
                     continue
                 del views.terms[transition]  # only its graphs keep it alive
             key, state = transition, version_of(tensor)
+            if transition.cover is not None:  # what a node has saved, a backward may free
+                state = state, _running_backward()
         else:
             views = transition.mesh.cache.setdefault("views", OperandCache())
             if not transition.reduces_only_in_backward:
@@ -151,7 +158,7 @@ def _enter_all(
             key, state = (id(tensor), transition), (local._version, local.data_ptr())
         kept = views.get(key)
         if kept is not None and kept[0] is local and kept[1] == state:
-            locals_[place] = kept[2]
+            locals_[place] = kept[2].box() if type(kept[2]) is Seen else kept[2]
             continue
         if not keeps and transition.cover is not None:
             locals_[place] = transition(local, read_only_use=True)
@@ -174,7 +181,7 @@ def _enter_all(
 
 
 def _boxes(
-    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]]
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], keeps: bool
 ) -> dict[int, torch.Tensor]:
     """The operands that are parts of boxes which serve several reads of one tensor."""
     asked: dict[int, tuple[ShardTensor, list[Any]]] = {}
@@ -204,18 +211,22 @@ def _boxes(
             if box is not None:
                 of = None if move.cover is not None else tensors[place]._slice_of
                 out[place] = box if of is None else of.became(box, part, move)
+                if of is None and keeps:
+                    box._weft_kept = KeptBox(local, move)  # type: ignore
     return out
 
 
 def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     """Give a moved operand to the call, and cache it for the next."""
-    place, _, local, views, key, state = item
+    place, transition, local, views, key, state = item
     locals_[place] = out
     if out is local or not out.requires_grad:
         return
     if not views:
         _forget_in_backward(views)
     views[key] = (local, state, out)
+    if transition.cover is not None:
+        out._weft_kept = KeptBox(local, transition, views, key)  # type: ignore
     node = out.grad_fn
     if node is not None:
         node.register_prehook(partial(_forget, weakref.ref(views), key))
