@@ -162,6 +162,17 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "batch of masks": (lambda x: _attention(x, x, x, attn_mask=_zeros(3, 4, 7, 7)), (1, 4, 7, 7)),
     "heads": (lambda x: _attention(x, x[:, :3], x[:, :3], enable_gqa=True), (1, 4, 7, 7)),
     "roll": (lambda x: x.roll((1, 2), (2,)), (1, 4, 7)),
+    "complex angles": (lambda x: torch.atan2(x.cfloat(), x.cfloat().mT), (1, 4, 4)),
+    "bools of a product": (lambda x: torch.mv(x[0].mT.bool(), x[0, 0].bool()), (1, 4, 4)),
+    "integers of a product": (lambda x: torch.mv(x[0].mT.int(), x[0, 0]), (1, 4, 4)),
+    "integers of a transpose": (
+        lambda x: F.conv_transpose1d(x.int(), _zeros(4, 2, 2).int(), padding=1), (1, 4, 7)),
+    "mixed cross product": (lambda x: torch.linalg.cross(x.cfloat(), x), (1, 4, 3)),
+    "dims of expand": (lambda x: x.expand(7), (1, 4, 7)),
+    "dims of a resize": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (1, 4, 7)),
+    "dims of a padding": (lambda x: F.pad(x, (1,) * 6, mode="reflect"), (1, 4, 7)),
+    "integers of windows": (
+        lambda x: torch.stft(x[0].int(), 3, 1, window=_zeros(3), return_complex=True), (1, 4, 7)),
 }
 
 
@@ -179,6 +190,23 @@ def test_torchs_own_words_on_all_ranks_before_anything_is_sent(name: str) -> Non
         return len(log.events)
 
     assert weft.testing.run(on_rank, mesh={"x": 4}) == [0] * 4
+
+
+def test_what_data_decides_is_not_refused() -> None:
+    """Of zeros, and of one element, kernels refuse some of these or warn."""
+    calls = (
+        lambda x: 6 // (x.long() + 1),
+        lambda x: torch.linalg.inv(x[:, :2] + 1e-3),
+        lambda x: x.double().std(1),
+        lambda x: torch.stft(x.flatten(), 3, 1, window=torch.ones(3), return_complex=True),
+    )
+
+    def on_rank(mesh: Any) -> None:
+        for call in calls:
+            x = weft.distribute_tensor(torch.eye(2, 3), mesh, P("x"))
+            torch.testing.assert_close(call(x).full_tensor(), call(torch.eye(2, 3)))
+
+    weft.testing.run(on_rank, mesh={"x": 3})
 
 
 _ROWS = torch.arange(24.0).reshape(6, 4)
