@@ -254,6 +254,20 @@ def test_an_index_out_of_bounds_is_an_error_on_all_ranks(name: str, rows: P, pla
     assert len(set(weft.testing.run(on_rank, mesh={"x": 3}))) == 1
 
 
+@pytest.mark.parametrize("place", [P("x"), P()], ids=str)
+def test_negative_counts_are_an_error_beside_positive_ones(place: P) -> None:
+    counts = torch.tensor([3, 1, 1, 1, 2, -1])
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(_ROWS, mesh, P("x"))
+        i = weft.distribute_tensor(counts, mesh, place)
+        for call in (lambda: x.repeat_interleave(i, 0), lambda: torch.repeat_interleave(i)):
+            with pytest.raises(RuntimeError, match="repeats can not be negative"):
+                call()
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_weights_that_are_not_finite_are_no_error() -> None:
     weight = torch.tensor([1.0, float("inf"), 1.0, 1.0])
     due = F.cross_entropy(_ROWS, _PLACES.clamp(max=3), weight)
