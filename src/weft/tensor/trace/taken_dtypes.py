@@ -3,7 +3,7 @@
 A meta kernel does not know for which dtypes its op's kernel is written. Ranks with data would raise
 where an op meets such dtypes, some after they have sent something, and ranks without would go on.
 So an op that is recorded is also run on tensors of one element, once for the dtypes of its
-operands. Only an error that is about dtypes counts.
+operands and the types of its numbers. Only an error that is about dtypes counts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ _neg: Any = torch.neg
 _LENGTHS = 1, 4
 """Of the dims of operands, at most: first the shortest."""
 
+_NUMBERS = int, float, complex
+"""Of which the types alone count, because most are lengths and dims."""
+
+_OTHERS: Any = (*_NUMBERS, str, torch.dtype, type(None))
+
 _TAKEN: dict[Any, bool] = {}
 
 _MAX_TAKEN = 4096
@@ -48,7 +53,8 @@ def check_dtypes(calls: Sequence[tuple[Any, Any, Any, Any]]) -> None:
         if not _is_public(overload):
             continue
         tensors = flatten((args, kwargs))
-        key = overload, repr(map_tensors(lambda one: (one.dtype, one.dim()), (args, kwargs)))
+        key = overload, *[(one.dtype, one.dim()) for one in tensors], *[
+            type(one) if type(one) in _NUMBERS else one for one in leaves((args, kwargs), _OTHERS)]
         if key in _TAKEN or not all(one.numel() for one in (*tensors, *flatten(out))):
             continue
         numbers = leaves((args, kwargs), int)
