@@ -127,6 +127,7 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "channels": (lambda x: F.conv1d(x, _zeros(4, 3, 2)), (1, 4, 7)),
     "groups": (lambda x: F.conv1d(x, _zeros(5, 2, 2), groups=2), (1, 4, 7)),
     "channels of a transpose": (lambda x: F.conv_transpose1d(x, _zeros(5, 2, 2)), (1, 4, 7)),
+    "channel of a transpose": (lambda x: F.conv_transpose1d(x, _zeros(5, 2, 2)), (1, 1, 7)),
     "output padding": (
         lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), output_padding=2), (1, 4, 7)),
     "integers": (lambda x: x.long().std(1), (1, 4, 7)),
@@ -161,8 +162,24 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "mask": (lambda x: _attention(x, x, x, attn_mask=_zeros(6, 7)), (1, 4, 7, 7)),
     "batch of masks": (lambda x: _attention(x, x, x, attn_mask=_zeros(3, 4, 7, 7)), (1, 4, 7, 7)),
     "heads": (lambda x: _attention(x, x[:, :3], x[:, :3], enable_gqa=True), (1, 4, 7, 7)),
+    "dim of unique": (lambda x: x[0, 0].unique(dim=1), (1, 4, 7)),
+    "several numbers": (lambda x: x.item(), (1, 4, 7)),
+    "several truths": (bool, (1, 4, 7)),
+    "no truth": (lambda x: bool(x[:0]), (1, 4, 7)),
+    "several indices": (lambda x: [1, 2][x.long()], (1, 4, 7)),
     "roll": (lambda x: x.roll((1, 2), (2,)), (1, 4, 7)),
     "blocks of nothing": (lambda x: F.pixel_unshuffle(x, 2), (0, 4, 5)),
+    "complex angles": (lambda x: torch.atan2(x.cfloat(), x.cfloat().mT), (1, 4, 4)),
+    "bools of a product": (lambda x: torch.mv(x[0].mT.bool(), x[0, 0].bool()), (1, 4, 4)),
+    "integers of a product": (lambda x: torch.mv(x[0].mT.int(), x[0, 0]), (1, 4, 4)),
+    "integers of a transpose": (
+        lambda x: F.conv_transpose1d(x.int(), _zeros(4, 2, 2).int(), padding=1), (1, 4, 7)),
+    "mixed cross product": (lambda x: torch.linalg.cross(x.cfloat(), x), (1, 4, 3)),
+    "dims of expand": (lambda x: x.expand(7), (1, 4, 7)),
+    "dims of a resize": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (1, 4, 7)),
+    "dims of a padding": (lambda x: F.pad(x, (1,) * 6, mode="reflect"), (1, 4, 7)),
+    "integers of windows": (
+        lambda x: torch.stft(x[0].int(), 3, 1, window=_zeros(3), return_complex=True), (1, 4, 7)),
 }
 
 
@@ -189,6 +206,23 @@ def test_a_border_that_no_memory_holds_ends_at_once() -> None:
             F.pad(x, (2**56, 2**56), mode="replicate")
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_what_data_decides_is_not_refused() -> None:
+    """Of zeros, and of one element, kernels refuse some of these or warn."""
+    calls = (
+        lambda x: 6 // (x.long() + 1),
+        lambda x: torch.linalg.inv(x[:, :2] + 1e-3),
+        lambda x: x.double().std(1),
+        lambda x: torch.stft(x.flatten(), 3, 1, window=torch.ones(3), return_complex=True),
+    )
+
+    def on_rank(mesh: Any) -> None:
+        for call in calls:
+            x = weft.distribute_tensor(torch.eye(2, 3), mesh, P("x"))
+            torch.testing.assert_close(call(x).full_tensor(), call(torch.eye(2, 3)))
+
+    weft.testing.run(on_rank, mesh={"x": 3})
 
 
 _ROWS = torch.arange(24.0).reshape(6, 4)
@@ -228,6 +262,20 @@ def test_an_index_out_of_bounds_is_an_error_on_all_ranks(name: str, rows: P, pla
         return str(told.value)
 
     assert len(set(weft.testing.run(on_rank, mesh={"x": 3}))) == 1
+
+
+@pytest.mark.parametrize("place", [P("x"), P()], ids=str)
+def test_negative_counts_are_an_error_beside_positive_ones(place: P) -> None:
+    counts = torch.tensor([3, 1, 1, 1, 2, -1])
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(_ROWS, mesh, P("x"))
+        i = weft.distribute_tensor(counts, mesh, place)
+        for call in (lambda: x.repeat_interleave(i, 0), lambda: torch.repeat_interleave(i)):
+            with pytest.raises(RuntimeError, match="repeats can not be negative"):
+                call()
+
+    weft.testing.run(on_rank, mesh={"x": 2})
 
 
 def test_weights_that_are_not_finite_are_no_error() -> None:

@@ -84,6 +84,11 @@ def _check(call: Call) -> None:
             f"{list(weight)}, but got {len(x)}-dimensional input of size {list(x)} instead")
     turned = "transpose" in call.op or bool(call.get("transposed"))
     rows = weight[1] * call.get("groups", 1) if turned else weight[0]
+    channels = x[1 - len(weight)]
+    if turned and channels != weight[0]:
+        raise RuntimeError(
+            f"Given transposed=1, weight of size {list(weight)}, expected input{list(x)} to have "
+            f"{weight[0]} channels, but got {channels} channels instead")
     if bias and bias[0] != (rows,):
         raise RuntimeError(
             f"Given transposed={int(turned)}, weight of size {list(weight)}, expected bias to be "

@@ -354,7 +354,10 @@ def _places_of(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """The places of as many as the repeats add up to, which is read."""
     if output_size is not None:
         return NotImplemented
-    return torch.repeat_interleave(repeats, output_size=int(repeats.sum()))
+    total, wrong = map(int, torch.stack((repeats.sum(), repeats.lt(0).sum())).tolist())
+    if wrong:  # told the total, torch's kernel believes it
+        raise RuntimeError("repeats can not be negative")
+    return torch.repeat_interleave(repeats, output_size=total)
 
 
 def _repeat_interleave(

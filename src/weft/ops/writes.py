@@ -106,7 +106,7 @@ def _index_write(
         return method(0, rows[0], *(() if is_bound else (new,)), *rest, **more)
 
     return Write(
-        call.op, x, (dim,), [index], values, index.shape, dim, False, adds, False, write,
+        call.op, x, (dim,), [index], values, index.shape, dim, fills, adds, False, write,
     ).algorithm()
 
 

@@ -217,7 +217,7 @@ class AsValue:
     def item(self) -> Any:
         if _num_modes():
             return _Tensor.item(self)
-        return hooks.values.global_value(self).item()
+        return hooks.values.one_value(self).item()
 
     def tolist(self) -> Any:
         if _num_modes():
@@ -234,19 +234,19 @@ class AsValue:
         return hooks.values.from_array(self, array)
 
     def __bool__(self) -> bool:
-        return bool(hooks.values.global_value(self))
+        return bool(hooks.values.one_value(self))
 
     def __float__(self) -> float:
-        return float(hooks.values.global_value(self))
+        return float(hooks.values.one_value(self))
 
     def __int__(self) -> int:
-        return int(hooks.values.global_value(self))
+        return int(hooks.values.one_value(self))
 
     def __index__(self) -> int:
-        return hooks.values.global_value(self).__index__()
+        return hooks.values.one_value(self).__index__()
 
     def __complex__(self) -> complex:
-        return complex(hooks.values.global_value(self))
+        return complex(hooks.values.one_value(self))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return hooks.values.text(self)

@@ -28,6 +28,7 @@ from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.sizes import Sizes, keep, known_for
+from weft.tensor.call.torchs_errors import check_refused
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
@@ -105,6 +106,7 @@ class _Miss:
             try:
                 trace = self._trace()
             except NotCapturable as error:
+                check_refused(error.__cause__, self.func, self.args, self.kwargs)
                 reason = error.alone()
         if function is not None and (trace is None or _writes(trace)):
             made = own_local.recipe(function, self.args, self.kwargs, self.tensors, self.mesh)

@@ -9,6 +9,7 @@ of zeros, which the kernels refuse before they compute.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import unwatched
 from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["in_torchs_words", "told_of", "with_layouts"]
+__all__ = ["check_refused", "in_torchs_words", "told_of", "with_layouts"]
 
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
@@ -38,6 +39,12 @@ _MOST = 8
 
 _FEW = 1 << 22
 """Elements of all operands of a call that is made again."""
+
+_LACKS = re.compile(r"fake impl|[Mm]eta (tensor|kernel)| meta |Could not run|not allocated")
+"""Of errors of meta tensors alone."""
+
+_KINDS = re.compile(r"(torch\.|Meta|CPU)\w*(Tensor|Type)")
+"""How messages call a kind of tensor, which is another on the meta device."""
 
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 
@@ -68,6 +75,16 @@ def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exce
     finally:
         torch.default_generator.set_state(state)
     return error
+
+
+def check_refused(error: BaseException | None, func: Any, args: Any, kwargs: Any) -> None:
+    """Raise what kernels say of a call where meta tensors gave an error of the same words: then it
+    is no lack of data, or of a meta kernel."""
+    if not isinstance(error, Exception) or _LACKS.search(str(error)):
+        return
+    told = in_torchs_words(error, func, args, kwargs)
+    if told is not error and _KINDS.sub("", str(told)) == _KINDS.sub("", str(error)):
+        raise told
 
 
 def with_layouts(

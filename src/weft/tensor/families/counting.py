@@ -56,6 +56,8 @@ def _distinct(
     options: dict[str, bool], dim: int | None, in_order: bool,
 ) -> Any:
     mesh, layout = x._meta.mesh, x.sharding.without_partial()
+    if dim is not None and x.dim():
+        torch.empty(x.shape, device="meta").size(dim)  # torch's error of a dim that there is not
     name, options_of_all = func.__name__, {**options, "dim": dim}
     if mesh.here is None:
         return runner(mesh, "the length of its result depends on the data")(

@@ -18,7 +18,8 @@ from weft.tensor.placing.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor, version_of
 
 __all__ = [
-    "array", "formatted", "from_array", "global_value", "like_dense", "numpy", "text",
+    "array", "formatted", "from_array", "global_value", "like_dense", "numpy", "one_value",
+    "text",
 ]
 
 
@@ -43,6 +44,14 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
         with torch.no_grad():
             value = gathered(tensor)
     return value
+
+
+def one_value(tensor: ShardTensor) -> torch.Tensor:
+    """`global_value`, for what torch takes of one element only: of others, nothing is sent for its
+    error."""
+    if tensor.numel() == 1:
+        return global_value(tensor)
+    return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
 
 def _known(tensor: ShardTensor) -> torch.Tensor | None:

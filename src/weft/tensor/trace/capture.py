@@ -30,6 +30,7 @@ from weft.errors import UnsupportedOpError
 from weft.tensor.meta import contiguous_strides, dense
 from weft.tensor.trace import casts
 from weft.tensor.trace.meta_results import AsKernels, asks_device, known_result
+from weft.tensor.trace.taken_dtypes import check_dtypes
 from weft.tensor.trace.trees import Slot, flatten, map_tensors
 
 __all__ = [
@@ -268,6 +269,8 @@ def capture(
             raise
         finally:
             _pop_mode_from_pre_dispatch()
+        if device_type == "cpu" and not recorder.autocast:
+            check_dtypes(recorder.calls)
     trace = _trace(recorder.calls, result, metas)
     if grad:
         with unwatched():
