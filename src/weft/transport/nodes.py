@@ -226,7 +226,8 @@ class _Node(torch.autograd.Function):
     ) -> Tensor:
         ctx.back, ctx.why, ctx.note = back, why, note()
         ctx.set_materialize_grads(always)
-        ctx.save_for_backward(*saved)
+        if saved:
+            ctx.save_for_backward(*saved)
         return do(x, *saved)
 
     @staticmethod
@@ -236,6 +237,9 @@ class _Node(torch.autograd.Function):
             with resume(ctx.note, ctx.why):
                 grad = ctx.back(dense(grad), *saved)
         return grad, None, None, None, None, *[None for _ in saved]
+
+
+_apply: Any = super(torch.autograd.Function, _Node).apply  # type: ignore[misc]
 
 
 def with_gradient(
@@ -253,7 +257,8 @@ def with_gradient(
         why: what moves in backward, for those who ask for the traffic.
         always: whether zeros stand for a gradient that does not come; else none goes on.
     """
-    return _Node.apply(x, do, back, why, always, *saved)  # type: ignore[no-any-return]
+    run = _apply if transforms() is None else _Node.apply  # which refuses transforms
+    return run(x, do, back, why, always, *saved)
 
 
 def gradient_through(x: Tensor, back: Transition) -> Tensor:
