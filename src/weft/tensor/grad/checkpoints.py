@@ -39,7 +39,7 @@ from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.grad.torch_patches import plain_apply
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
-from weft.transport.nodes import REDUCTIONS, transforms
+from weft.transport.nodes import REDUCTIONS, transforms, with_gradient
 
 __all__ = ["checkpoint", "get_inputs", "save_inputs"]
 
@@ -60,18 +60,9 @@ _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _engine: Any = torch._C  # type: ignore[attr-defined]
 
 
-class _Tie(Function):
+def _tie(x: torch.Tensor) -> torch.Tensor:
     """The identity, which saves a tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x.new_empty(0))
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        _ = ctx.saved_tensors
-        return grad
+    return with_gradient(x, lambda x, _: x.detach(), lambda grad, _: grad, x.new_empty(0))
 
 
 class _Anchor:
@@ -103,7 +94,7 @@ class _Request(Function):
         return grad, None
 
 
-_tie, _request = plain_apply(_Tie), plain_apply(_Request)
+_request = plain_apply(_Request)
 
 
 def _saved(like: torch.Tensor) -> Any:
