@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -234,7 +234,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
         saved = ctx.saved_tensors
         if grad is not None:
-            with resume(ctx.note, ctx.why):
+            with resume(ctx.note, ctx.why) if ctx.why else nullcontext():
                 grad = ctx.back(dense(grad), *saved)
         return grad, None, None, None, None, *[None for _ in saved]
 
@@ -254,7 +254,7 @@ def with_gradient(
     Args:
         saved: what autograd keeps for the backward. It keeps `back` as well, with what that closes
             over: never `x`.
-        why: what moves in backward, for those who ask for the traffic.
+        why: what moves in backward, for those who ask for the traffic; empty where nothing does.
         always: whether zeros stand for a gradient that does not come; else none goes on.
     """
     run = _apply if transforms() is None else _Node.apply  # which refuses transforms
