@@ -7,6 +7,7 @@ S is S, of I is I, of P is R, of R is P. A pairing counts an I axis once and sum
 from __future__ import annotations
 
 import itertools
+import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from weft.core import Layout, Mesh, P
 from weft.errors import UnsupportedOpError
 from weft.planner import plan
 from weft.transport import Transition
+from weft.transport.nodes import with_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,3 +437,19 @@ def test_half_precision_gradients_keep_their_dtype() -> None:
             assert torch.equal(x.grad, torch.full_like(x, 3))
 
     run_simulated(fn, 2, mesh)
+
+
+def test_a_node_of_two_functions() -> None:
+    """A map and its transpose give each other as gradients; hooks see what is saved."""
+    def times(x: Tensor, by: Tensor) -> Tensor:
+        return with_gradient(x, torch.mul, lambda grad, by: times(grad, by), by)
+
+    x, by, seen = torch.ones(3, requires_grad=True), torch.tensor([2.0, 3.0, 5.0]), []
+    with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda _: by):
+        out = times(x, by)
+    assert len(seen) == 1 and torch.equal(seen[0], by)
+    (grad,) = torch.autograd.grad(out, x, torch.ones(3, requires_grad=True), create_graph=True)
+    assert torch.equal(grad, by) and grad.requires_grad
+    kept = weakref.ref(x)
+    del x, out, grad
+    assert kept() is None

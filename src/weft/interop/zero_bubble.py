@@ -34,23 +34,15 @@ from weft.tensor import ShardTensor
 from weft.tensor.grad.autograd import OneBackward, local_of
 from weft.tensor.leaf_gradients import uses_of
 from weft.tensor.placing.freed import memory_of
+from weft.transport.nodes import with_gradient
 
 __all__ = ["backward_input", "backward_weight", "detachable"]
 
 
-class _Same(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return grad
-
-
 def detachable(out: Tensor) -> Tensor:
     """An output that torch may detach in place, to free its graph: not a view."""
-    return _Same.apply(out) if out.requires_grad and out._is_view() else out  # type: ignore
+    is_view = out.requires_grad and out._is_view()
+    return with_gradient(out, Tensor.detach, lambda grad: grad) if is_view else out
 
 
 def backward_input(

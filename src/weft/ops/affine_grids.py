@@ -20,7 +20,7 @@ from weft.ops.precision import widened
 from weft.rules import Call, Decision, op, page
 from weft.transport import Transition
 from weft.transport.in_flight import late
-from weft.transport.nodes import transforms
+from weft.transport.nodes import transforms, with_gradient
 
 __all__ = ["PAGE"]
 
@@ -44,9 +44,9 @@ def _late_grid(
                 return _grid(matrices, lines)
             kept = matrices.clone()  # it may change before the grid is used
             shape = (matrices.shape[0], *lengths, len(lengths))
-            out: Any = _Late.apply(kept, lines, shape)
-            return late(out, lambda: _grid(kept.detach(), lines), lambda move: _part(
-                kept, lines, theta, move))
+            return late(
+                _late(kept, lines, shape), lambda: _grid(kept.detach(), lines),
+                lambda move: _part(kept, lines, theta, move))
 
         return run
 
@@ -93,26 +93,20 @@ def _grid(matrices: Tensor, lines: Sequence[Tensor]) -> Tensor:
     return out.to(matrices.dtype)
 
 
-class _Late(torch.autograd.Function):
+def _late(matrices: Tensor, lines: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """The place of a grid in autograd's graph, without its data."""
+    dtype, dims = matrices.dtype, range(1, len(lines) + 1)
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, matrices: Tensor, lines: Sequence[Tensor], shape: Sequence[int]
-    ) -> Tensor:
-        ctx.lines, ctx.dtype = lines, matrices.dtype
-        return matrices.new_empty(1).expand(shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        grad, num = widened(grad), len(ctx.lines)
-        dims = list(range(1, num + 1))
+    def back(grad: Tensor) -> Tensor:
+        grad = widened(grad)
         columns = [grad.sum([dim for dim in dims if dim != at]) for at in reversed(dims)]
         columns = [
             (column * line.to(grad.dtype)[:, None]).sum(1)
-            for column, line in zip(columns, reversed(ctx.lines))
+            for column, line in zip(columns, reversed(lines))
         ]
-        return torch.stack([*columns, grad.sum(dims)], -1).to(ctx.dtype), None, None
+        return torch.stack([*columns, grad.sum(list(dims))], -1).to(dtype)
+
+    return with_gradient(matrices, lambda x: x.new_empty(1).expand(shape), back)
 
 
 PAGE = page(op("affine_grid_generator", layouts=_late_grid))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import Communicator
 from weft.transport import traffic
+from weft.transport.nodes import with_gradient
 
 __all__ = ["AllToAll", "in_line"]
 
@@ -57,25 +58,7 @@ class AllToAll:
     def send(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """`all_to_all`, differentiable to any order."""
         if x.requires_grad and torch.is_grad_enabled():
-            return _Sent.apply(x, self, send, recv)  # type: ignore[return-value]
+            return with_gradient(
+                x, lambda x: self.all_to_all(x, send, recv),
+                lambda grad: self.send(grad, recv, send), why=self.of_gradient)
         return self.all_to_all(x, send, recv)
-
-
-class _Sent(torch.autograd.Function):
-    """Rows sent to other ranks; gradients are sent back."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, rows: AllToAll, send: Sequence[int], recv: Sequence[int]
-    ) -> Tensor:
-        ctx.route = rows, recv, send
-        ctx.note = traffic.note() if traffic.STATE.on else None
-        return rows.all_to_all(x, send, recv)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        rows, send, recv = ctx.route
-        if not traffic.STATE.on:
-            return rows.send(grad, send, recv), None, None, None
-        with traffic.resume(ctx.note, rows.of_gradient):
-            return rows.send(grad, send, recv), None, None, None

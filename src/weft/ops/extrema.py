@@ -19,6 +19,7 @@ from weft.ops.reductions import without
 from weft.rules import Call, op, page, rule
 from weft.rules.factors import dim_list
 from weft.transport import Shards
+from weft.transport.nodes import with_gradient
 
 __all__ = ["PAGE", "extreme_text", "extremum", "identity", "shared"]
 
@@ -56,7 +57,9 @@ def shared(
     `attain` it."""
     count = shards.psum(attain.sum(tuple(dims), keepdim=True))
     term = torch.zeros_like(value) if shards.index else value
-    return _Shared.apply(x, term, attain, count)  # type: ignore[return-value]
+    return with_gradient(
+        x, lambda *_: term.clone(), lambda grad, attain, count: grad * attain / count,
+        attain, count)
 
 
 def identity(dtype: torch.dtype, largest: bool) -> Any:
@@ -67,22 +70,6 @@ def identity(dtype: torch.dtype, largest: bool) -> Any:
         return -math.inf if largest else math.inf
     info = torch.iinfo(dtype)
     return info.min if largest else info.max
-
-
-class _Shared(torch.autograd.Function):
-    """A value that several elements of x attain; they share its gradient."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, value: Tensor, attain: Tensor, count: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(attain, count)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        attain, count = ctx.saved_tensors
-        return grad * attain / count, None, None, None
 
 
 def _extreme(largest: bool) -> Callable[..., Tensor]:

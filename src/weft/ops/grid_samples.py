@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from weft.ops.indexing.boxes import BoxExchange
 from weft.ops.precision import widened
 from weft.ops.taps import num_pieces
 from weft.rules import Call, Decision, op, page, rule
+from weft.transport.nodes import with_gradient
 
 __all__ = ["PAGE"]
 
@@ -191,7 +191,7 @@ def _sampled(
         if dim.turns:
             image = image.index_select(at + 2, (places - start).to(x.device))
     image = widened(image)
-    inside: Any = _Inside.apply(grid, seen, reads, image.dtype)
+    inside = _in_box(grid, seen, reads, image.dtype)
     kernel = torch.ops.aten.grid_sampler_3d if len(lengths) == 3 else torch.ops.aten.grid_sampler_2d
     return kernel(image, inside, mode, _ZEROS, False).to(x.dtype)
 
@@ -204,50 +204,40 @@ def _pieces(*grids: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*[grid.split(size, dim) for grid in grids])
 
 
-class _Inside(torch.autograd.Function):
+def _in_box(
+    grid: Tensor, dims: Sequence[_Dim], reads: Sequence[Interval], dtype: torch.dtype
+) -> Tensor:
     """The points of a grid as -1 to 1 of a box, a piece at a time. Autograd keeps none of them; if
     places do not move as their points do beyond the ends, it keeps a byte for each."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, grid: Tensor, dims: Sequence[_Dim], reads: Sequence[Interval], dtype: torch.dtype
-    ) -> Tensor:
-        out = torch.empty_like(grid, dtype=dtype, memory_format=torch.contiguous_format)
-        bends = ctx.needs_input_grad[0] and any(dim.bends for dim in dims)
-        slopes = torch.ones_like(out, dtype=torch.int8) if bends else None
-        grids = (grid, out) if slopes is None else (grid, out, slopes)
-        scales = [0.0] * len(dims)
-        for dim, (start, stop) in zip(dims, reads):
-            scales[dim.at] = dim.scale(stop - start)
-            for points, inside, *slope in _pieces(*grids):
-                base, beyond, moves = dim.points(points)
-                inside[..., dim.at] = _inside(base - start, beyond, stop - start, dtype)
-                if slope and moves is not None:
-                    slope[0][..., dim.at] = moves
-        ctx.back = slopes, scales, grid.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Scaled.apply(grad, *ctx.back), None, None, None
+    out = torch.empty_like(grid, dtype=dtype, memory_format=torch.contiguous_format)
+    needs_grad = grid.requires_grad and torch.is_grad_enabled()
+    bends = needs_grad and any(dim.bends for dim in dims)
+    slopes = torch.ones_like(out, dtype=torch.int8) if bends else None
+    grids = (grid.detach(), out) if slopes is None else (grid.detach(), out, slopes)
+    scales = [0.0] * len(dims)
+    for dim, (start, stop) in zip(dims, reads):
+        scales[dim.at] = dim.scale(stop - start)
+        for points, inside, *slope in _pieces(*grids):
+            base, beyond, moves = dim.points(points)
+            inside[..., dim.at] = _inside(base - start, beyond, stop - start, dtype)
+            if slope and moves is not None:
+                slope[0][..., dim.at] = moves
+    own = grid.dtype
+    return with_gradient(grid, lambda _: out, lambda grad: _scaled(grad, slopes, scales, own))
 
 
-class _Scaled(torch.autograd.Function):
+def _scaled(
+    grad: Tensor, slopes: Tensor | None, scales: Sequence[float], dtype: torch.dtype
+) -> Tensor:
     """The gradient of the grid, of that of the points in the box; its own transpose."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, grad: Tensor, slopes: Tensor | None, scales: Sequence[float], dtype: torch.dtype
-    ) -> Tensor:
-        ctx.back = slopes, scales, grad.dtype
+    def do(grad: Tensor) -> Tensor:
         out = torch.empty_like(grad, dtype=dtype)
         for at, scale in enumerate(scales):
             out[..., at] = grad[..., at] * scale
         return out if slopes is None else out.mul_(slopes)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Scaled.apply(grad, *ctx.back), None, None, None
+    own = grad.dtype
+    return with_gradient(grad, do, lambda grad: _scaled(grad, slopes, scales, own))
 
 
 def _places(grid: Tensor, length: int, aligned: bool) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from weft.transport.nodes import with_gradient
 
 __all__ = ["apart", "counted", "taken"]
 
@@ -35,33 +36,17 @@ def taken(x: Tensor, places: Tensor) -> Tensor:
     torch's `gather` and `take` would keep the tensor, a box of which nobody else has a use, until
     the backward.
     """
-    return _Taken.apply(x, places)  # type: ignore[no-any-return]
+    shape = x.shape
+    return with_gradient(
+        x, lambda x, places: x.reshape(-1)[places],
+        lambda grad, places: _put(grad, places, shape), places)
 
 
-class _Taken(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(places)
-        ctx.shape = x.shape
-        return x.reshape(-1)[places]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Put.apply(grad, *ctx.saved_tensors, ctx.shape), None
-
-
-class _Put(torch.autograd.Function):
+def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     """Zeros, to which values are added at some places."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, values: Tensor, places: Tensor, shape: torch.Size
-    ) -> Tensor:
-        ctx.save_for_backward(places)
+    def do(values: Tensor, places: Tensor) -> Tensor:
         out = values.new_zeros(shape)
         out.view(-1).index_put_((places,), values, accumulate=True)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Taken.apply(grad, *ctx.saved_tensors), None, None
+    return with_gradient(values, do, taken, places)

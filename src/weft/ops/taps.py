@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.ops.precision import widened
 from weft.rules import Table
+from weft.transport.nodes import with_gradient
 
 __all__ = [
     "Making", "Nearest", "OnDevices", "Parts", "Resized", "Taps", "num_pieces", "resampled",
@@ -124,9 +125,9 @@ def resampled(
         return lambda: whole
 
     def run(x: Tensor) -> Tensor:
-        out: Any = widened(x)
+        out = widened(x)
         for dim, length, make in parts:
-            out = _Weighted.apply(out, dim, stretches(out, dim, length, make), length)
+            out = _weighted(out, dim, stretches(out, dim, length, make), length)
         return (out if rest is None else rest(out)).to(x.dtype)
 
     return run
@@ -140,14 +141,11 @@ def _on(one: Tensor | None, device: torch.device) -> Any:
     return None if one is None else one.to(device, copy=one.is_inference())
 
 
-class _Weighted(torch.autograd.Function):
+def _weighted(x: Tensor, dim: int, stretches: Stretches, length: int) -> Tensor:
     """Autograd keeps no tensor of it, and adds up what all taps give in one gradient."""
+    before = x.shape[dim]
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, dim: int, stretches: Stretches, length: int
-    ) -> Tensor:
-        ctx.back = dim, stretches, x.shape[dim]
+    def do(x: Tensor) -> Tensor:
         out = _zeros(x, dim, length)
         for start, stop, taps in stretches():
             for piece, sums in _pieces(x, out.narrow(dim, start, stop - start), dim):
@@ -159,19 +157,14 @@ class _Weighted(torch.autograd.Function):
                         sums.index_add_(dim, rows, part)
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Spread.apply(grad, *ctx.back), None, None, None
+    return with_gradient(x, do, lambda grad: _spread(grad, dim, stretches, before))
 
 
-class _Spread(torch.autograd.Function):
-    """The transpose of `_Weighted`: each place of the result adds to those that it read."""
+def _spread(grad: Tensor, dim: int, stretches: Stretches, length: int) -> Tensor:
+    """The transpose of `_weighted`: each place of the result adds to those that it read."""
+    before = grad.shape[dim]
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, grad: Tensor, dim: int, stretches: Stretches, length: int
-    ) -> Tensor:
-        ctx.back = dim, stretches, grad.shape[dim]
+    def do(grad: Tensor) -> Tensor:
         out = _zeros(grad, dim, length)
         for start, stop, taps in stretches():
             for piece, sums in _pieces(grad.narrow(dim, start, stop - start), out, dim):
@@ -180,9 +173,7 @@ class _Spread(torch.autograd.Function):
                     sums.index_add_(dim, places, part * _along(weights, grad, dim))
         return out
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Weighted.apply(grad, *ctx.back), None, None, None
+    return with_gradient(grad, do, lambda grad: _weighted(grad, dim, stretches, before))
 
 
 def _pieces(x: Tensor, out: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:

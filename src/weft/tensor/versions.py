@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
 
-from weft.transport.nodes import of_bits
+from weft.transport.nodes import of_bits, with_gradient
 
 __all__ = [
     "counted_version", "detached_data", "share_version", "version_of", "with_own_version",
@@ -66,19 +66,8 @@ def write_counted(local: Tensor, value: Tensor, source: Tensor) -> None:
 
 def with_own_version(local: Tensor, source: Tensor) -> Tensor:
     """`local`, which counts its own writes alone from now on; its gradient is the same."""
-    return _Apart.apply(local) if _count_together(local, source) else local  # type: ignore
-
-
-class _Apart(torch.autograd.Function):
-    """The same memory, of another counter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.data
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return grad
+    together = _count_together(local, source)
+    return with_gradient(local, lambda x: x.data, lambda grad: grad) if together else local
 
 
 def _count_together(one: Tensor, other: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
     "gradient_through", "is_wrapped", "of_bits", "outside_maps", "refuse_transforms", "start",
-    "transforms", "untransformed",
+    "transforms", "untransformed", "with_gradient",
 ]
 
 A = ParamSpec("A")
@@ -216,24 +216,52 @@ start: Any = super(torch.autograd.Function, _Start).apply  # type: ignore[misc]
 costs a third of the call; a run refuses the tensors of such a transform."""
 
 
-class _Back(torch.autograd.Function):
-    """The argument, whose gradient returns through a transition."""
+class _Node(torch.autograd.Function):
+    """A function of one tensor; its backward is another function."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, back: Transition) -> Tensor:  # type: ignore[override]
-        ctx.back = back
-        ctx.note = note()
-        ctx.set_materialize_grads(False)
-        return x.detach()
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, do: Callable[..., Tensor], back: Callable[..., Tensor], why: str,
+        always: bool, *saved: Tensor,
+    ) -> Tensor:
+        ctx.back, ctx.why, ctx.note = back, why, note()
+        ctx.set_materialize_grads(always)
+        if saved:
+            ctx.save_for_backward(*saved)
+        return do(x, *saved)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
-        if grad is None:
-            return None, None
-        with resume(ctx.note, "gradients of local tensors"):
-            return ctx.back(dense(grad)), None
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        saved = ctx.saved_tensors
+        if grad is not None:
+            with resume(ctx.note, ctx.why) if ctx.why else nullcontext():
+                grad = ctx.back(dense(grad), *saved)
+        return grad, None, None, None, None, *[None for _ in saved]
+
+
+_apply: Any = super(torch.autograd.Function, _Node).apply  # type: ignore[misc]
+
+
+def with_gradient(
+    x: Tensor, do: Callable[..., Tensor], back: Callable[..., Tensor], *saved: Tensor,
+    why: str = "", always: bool = True,
+) -> Tensor:
+    """`do(x, *saved)` as a node of autograd's graph, with the gradient `back(grad, *saved)`.
+
+    Autograd does not look into `do`, and differentiates `back` again: a linear map and its
+    transpose are two functions, each of which gives the other as `back`.
+
+    Args:
+        saved: what autograd keeps for the backward. It keeps `back` as well, with what that closes
+            over: never `x`.
+        why: what moves in backward, for those who ask for the traffic; empty where nothing does.
+        always: whether zeros stand for a gradient that does not come; else none goes on.
+    """
+    run = _apply if transforms() is None else _Node.apply  # which refuses transforms
+    return run(x, do, back, why, always, *saved)
 
 
 def gradient_through(x: Tensor, back: Transition) -> Tensor:
     """`x`, sharing its memory; `back` transforms its gradient."""
-    return _Back.apply(x, back)  # type: ignore[no-any-return]
+    return with_gradient(
+        x, Tensor.detach, back, why="gradients of local tensors", always=False)

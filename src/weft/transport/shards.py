@@ -20,8 +20,14 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
-from weft.transport.nodes import check_maps, dense, outside_maps, refuse_transforms, transforms
-from weft.transport.traffic import STATE, emit, note, resume
+from weft.transport.nodes import (
+    check_maps,
+    outside_maps,
+    refuse_transforms,
+    transforms,
+    with_gradient,
+)
+from weft.transport.traffic import STATE, emit
 
 __all__ = ["Shards"]
 
@@ -146,10 +152,12 @@ def _run(x: Tensor, comm: Communicator, kind: str) -> Tensor:
         check_maps(x, lambda: _CALL)
         with outside_maps():
             return _run(x, comm, kind)
-    if kind in _BACK and x.requires_grad and torch.is_grad_enabled():
-        return _Collective.apply(x, comm, kind)  # type: ignore[return-value]
     with _DisableAutocast():
-        return _send(x.detach(), comm, kind)
+        if kind not in _BACK or not (x.requires_grad and torch.is_grad_enabled()):
+            return _send(x.detach(), comm, kind)
+        return with_gradient(
+            x, lambda x: _send(x, comm, kind), lambda grad: _run(grad, comm, _BACK[kind]),
+            why="gradient of what all shards know", always=False)
 
 
 def _send(x: Tensor, comm: Communicator, kind: str) -> Tensor:
@@ -174,22 +182,3 @@ def _tell(transition: str, comm: Communicator, collective: str, nbytes: int) -> 
 
 _BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}
 """The collectives with a gradient, and the collective of the gradient."""
-
-
-class _Collective(torch.autograd.Function):
-    """A collective as a node of autograd's graph; its backward is another of them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator, kind: str) -> Tensor:  # type: ignore[override]
-        ctx.comm, ctx.back = comm, _BACK[kind]
-        ctx.note = note()
-        ctx.set_materialize_grads(False)
-        with _DisableAutocast():
-            return _send(x, comm, kind)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
-        if grad is None:
-            return None, None, None
-        with resume(ctx.note, "gradient of what all shards know"):
-            return _run(dense(grad), ctx.comm, ctx.back), None, None

@@ -24,6 +24,7 @@ from weft.tensor.trace.capture import Op, Trace, meta_like
 from weft.tensor.trace.meta_results import has_meta_kernel, known_result
 from weft.tensor.trace.trees import fill, flatten, slots_of
 from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
+from weft.transport.nodes import with_gradient
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
@@ -113,13 +114,16 @@ def twin(tensor: Tensor) -> Tensor:
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return made
     if type(tensor) is ShardTensor:
-        return _Entering.apply(unwrap_view(tensor._local), made)  # type: ignore[return-value]
+        return _entered(unwrap_view(tensor._local), made)
     return made.requires_grad_()  # nothing comes back to a plain tensor on this rank
 
 
 def leave(found: Tensor, device: torch.device) -> Tensor:
     """The empty local part of what was computed from twins."""
-    return _Leaving.apply(found, device)  # type: ignore[return-value]
+    like = found.detach()
+    return with_gradient(
+        found, lambda _: torch.empty(0, dtype=like.dtype, device=device),
+        lambda grad: _entered(grad, like))
 
 
 def write(into: Tensor, local: Tensor) -> None:
@@ -129,30 +133,10 @@ def write(into: Tensor, local: Tensor) -> None:
         written_to(into)
 
 
-class _Entering(torch.autograd.Function):
-    """From an empty local part to a twin."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, twin: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.device = local.device
-        return twin.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Leaving.apply(grad, ctx.device), None
-
-
-class _Leaving(torch.autograd.Function):
-    """From a twin to an empty local part."""
-
-    @staticmethod
-    def forward(ctx: Any, twin: Tensor, device: torch.device) -> Tensor:  # type: ignore[override]
-        ctx.twin = twin.detach()
-        return torch.empty(0, dtype=twin.dtype, device=device)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Entering.apply(grad, ctx.twin), None
+def _entered(local: Tensor, like: Tensor) -> Tensor:
+    """From an empty local part to a twin, which is like another tensor."""
+    device = local.device
+    return with_gradient(local, lambda _: like.detach(), lambda grad: leave(grad, device))
 
 
 def _view(base: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -27,6 +27,7 @@ from weft.tensor.placing.operands import entered
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import map_tensors
 from weft.transport import Shards, traffic
+from weft.transport.nodes import with_gradient
 
 __all__ = ["PAGE"]
 
@@ -91,7 +92,7 @@ def _distinct(
     if over is not None:
         lies = layout.recut(over, cuts[-1], cuts)
     if x.requires_grad and torch.is_grad_enabled():
-        values = _Underivable.apply(x._local, values, name)
+        values = _underivable(values, x._local, name)
     strides = None if over is None else _in_front(lies.shape, over)
     out = [local_to_sharded(values, mesh, lies, strides)]
     if options["return_inverse"] and found.inverse is not None:
@@ -139,17 +140,12 @@ def _of_rows(
     return replace(found, values=values)
 
 
-class _Underivable(torch.autograd.Function):
-    """A result that requires a gradient, of which there is none."""
+def _underivable(value: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
+    """A result that requires a gradient, as x does, of which there is none."""
+    def refuse(grad: torch.Tensor) -> NoReturn:
+        raise NotImplementedError(f"the derivative for '{name}' is not implemented.")
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, value: torch.Tensor, name: str) -> torch.Tensor:  # type: ignore[override]
-        ctx.name = name
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"the derivative for '{ctx.name}' is not implemented.")
+    return with_gradient(x, lambda _: value.detach(), refuse)
 
 
 def _ends(x: torch.Tensor) -> tuple[Any, Any]:

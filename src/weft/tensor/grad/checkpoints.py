@@ -28,7 +28,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as torch_checkpoint
 
@@ -36,10 +35,9 @@ from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError
 from weft.tensor.call import reduce_once
 from weft.tensor.call.own.functions import is_sharded
-from weft.tensor.grad.torch_patches import plain_apply
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
-from weft.transport.nodes import REDUCTIONS, transforms
+from weft.transport.nodes import REDUCTIONS, transforms, with_gradient
 
 __all__ = ["checkpoint", "get_inputs", "save_inputs"]
 
@@ -60,18 +58,9 @@ _autograd: Any = torch._C._autograd  # type: ignore[attr-defined]
 _engine: Any = torch._C  # type: ignore[attr-defined]
 
 
-class _Tie(Function):
+def _tie(x: torch.Tensor) -> torch.Tensor:
     """The identity, which saves a tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x.new_empty(0))
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        _ = ctx.saved_tensors
-        return grad
+    return with_gradient(x, lambda x, _: x.detach(), lambda grad, _: grad, x.new_empty(0))
 
 
 class _Anchor:
@@ -87,23 +76,17 @@ class _Anchor:
             _ = self.node.saved_tensors
 
 
-class _Request(Function):
+def _request(x: torch.Tensor, anchor: _Anchor) -> torch.Tensor:
     """The identity, whose gradient requests the anchor."""
+    held = [anchor]
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, anchor: _Anchor) -> torch.Tensor:  # type: ignore[override]
-        ctx.anchor = anchor
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.anchor.request()
+    def back(grad: torch.Tensor) -> torch.Tensor:
+        held[0].request()
         if not _engine._autograd._get_current_graph_task_keep_graph():
-            ctx.anchor = None  # the last result that lets go of it frees the inputs
-        return grad, None
+            held.clear()  # the last result that lets go of it frees the inputs
+        return grad
 
-
-_tie, _request = plain_apply(_Tie), plain_apply(_Request)
+    return with_gradient(x, torch.Tensor.detach, back)
 
 
 def _saved(like: torch.Tensor) -> Any:
