@@ -1,4 +1,4 @@
-"""The commands as a user starts them, each in processes of its own."""
+"""The commands as a user starts them, with ranks in processes of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests import forked
 from weft.cli import rank
 from weft.cli.main import main
 
@@ -71,9 +72,7 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
     variables = {**os.environ, "COLUMNS": "80", **environment}
     if "OMP_NUM_THREADS" not in environment:
         variables.pop("OMP_NUM_THREADS", None)
-    return subprocess.run(
-        [*WEFT, *command], env=variables, capture_output=True, text=True, timeout=150, check=False
-    )
+    return forked.run("weft", *command, environment=variables)
 
 
 def one_rank(
