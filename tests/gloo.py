@@ -41,6 +41,13 @@ PRELOADED = [
 """The last three take a rank a second and more, at its first call that needs them."""
 
 
+def forkserver() -> Any:
+    """What makes processes, each forked from the one that has imported these."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class RankDied(RuntimeError):
     """A rank's process ended without an answer."""
 
@@ -95,8 +102,7 @@ class GlooWorld:
             return error
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = forkserver()
         with tempfile.NamedTemporaryFile(prefix="weft-gloo-") as file:
             store = file.name
         for rank in range(self.size):

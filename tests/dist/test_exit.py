@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+from tests import forked
 
 START = """
 import os, sys, time, torch, torch.distributed as dist
@@ -69,10 +68,10 @@ x.full_tensor()
 def torchrun(
     script: Path, *arguments: str, num_ranks: int = 4, max_restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TORCHRUN, str(num_ranks), "--max-restarts", str(max_restarts), str(script), *arguments],
-        capture_output=True, text=True, timeout=150, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
+    return forked.run(
+        "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks),
+        "--max-restarts", str(max_restarts), str(script), *arguments,
+        environment={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
     )
 
 

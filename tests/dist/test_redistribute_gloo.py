@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import subprocess
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -94,10 +93,8 @@ def bytes_of_scatter(mesh: Any, spec: P) -> tuple[Any, int]:
     """What a rank hands over, and the bytes of its block."""
     full = torch.randn(301, 402, generator=torch.Generator().manual_seed(0))
     weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)  # groups are made
-    start = time.monotonic()
     with counted() as seen:
         x = weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)
-    assert time.monotonic() - start < 30
     assert torch.equal(x.to_local(), block(x.sharding, full, mesh.here))
     return seen, x.to_local().nbytes
 

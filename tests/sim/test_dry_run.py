@@ -417,3 +417,19 @@ def test_positions_that_a_large_batch_shares_are_known() -> None:
 
     weft.dry_run(program, {"dp": 2}, reads=-1.0)
     assert seen == [True, 10, -1, -1]
+
+
+def test_large_values_are_neither_drawn_nor_written_for_one_sample() -> None:
+    seen: list[Any] = []
+
+    def program(mesh: Any) -> None:
+        before = torch.default_generator.get_state()
+        torch.rand(1024, 2048)
+        seen.append(torch.equal(torch.default_generator.get_state(), before))
+        table = torch.arange(2048).expand(1024, -1) + 1
+        seen.append(int(table[1, 0]))
+        table[0].fill_(7)  # one row is kept for all: what they hold now is not known
+        seen.append(int(table[1, 0]))
+
+    weft.dry_run(program, {"dp": 2}, reads=-1.0)
+    assert seen == [True, 1, -1]

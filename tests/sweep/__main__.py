@@ -52,13 +52,15 @@ def main(
     book.begin(_code())
     done = book.done()
     left = run([job for job in jobs if job.key not in done], book, workers, seconds)
-    found = [it for it in book.found() if not ops or it.op in ops]
+    found = [it for it in book.found() if it.op in (ops or known)]  # others may share the journal
     click.echo(board.scoreboard(found))
     if left:
         click.echo(f"{left} of {len(jobs)} jobs are left; run again to go on.")
     if out is not None:
         page = board.module_page if of_modules else board.page
-        out.write_text(page(found, book.left_out(), book.codes()))
+        left_out = {job: why for job, why in book.left_out().items() if job[1] in known}
+        codes = {job: code for job, code in book.codes().items() if job[1] in known}
+        out.write_text(page(found, left_out, codes))
 
 
 def _code() -> str:

@@ -21,12 +21,14 @@ _RIGHT = ("right", "costly", "gathered")
 
 _HEAD = """# The sweep: torch's operators in every layout
 
-The operators of torch's own database, on ShardTensors and on DTensors. `make sweep ARGS="--system
-weft --system DTensor --out docs/sweep.md"` wrote this page. Each operator ran on up to {samples} of
-its samples in {num} arrangements of operands (`tests/sweep/ways.py`): {ways}. An op is right if
-value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
-call, on every rank. [The book of ops](ops.md) gives the rule of each op; modules have a [page of
-their own](sweep_modules.md).
+The operators of torch's own database, on ShardTensors and on DTensors. `make sweep
+ARGS="--samples {samples} --journal J"` tries them for half an hour, and goes on from the journal
+when it is run again; `--system DTensor --dtype float64 --dtype int64` adds DTensor's rows. `make
+sweep ARGS="--seconds 0 --journal J --out docs/sweep.md"` writes this page from the journal. Each
+operator ran on up to {samples} of its samples in {num} arrangements of operands
+(`tests/sweep/ways.py`): {ways}. An op is right if value, global shape, dtype, strides and the
+gradients of a random cotangent are those of the plain call, on every rank. [The book of
+ops](ops.md) gives the rule of each op; modules have a [page of their own](sweep_modules.md).
 
 *Left whole* counts ops of which some call leaves its largest result whole over a mesh axis that
 shards an operand, although the result has more elements than a shard of that operand. Samples are

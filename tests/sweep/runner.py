@@ -64,7 +64,7 @@ class _Worker:
 def run(jobs: Iterable[Job], journal: Journal, num_workers: int, seconds: float) -> int:
     """Run the jobs until the time is over; how many were left."""
     todo, end = deque(jobs), time.monotonic() + seconds
-    workers = [_start() for _ in range(min(num_workers, len(todo)))]
+    workers = [_start() for _ in range(min(num_workers, len(todo)))] if seconds > 0 else []
     try:
         while any(worker.job for worker in workers) or (todo and time.monotonic() < end):
             for place, worker in enumerate(workers):

@@ -73,6 +73,8 @@ class DryTensors(TorchDispatchMode):
         self._lost: dict[int, StorageWeakRef] = {}
         """Storages of values that something unknown was written to. A reference keeps the address,
         and not the memory."""
+        self._samples: dict[int, StorageWeakRef] = {}
+        """Storages of one sample that stands for all of a tensor: not to be written to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -145,7 +147,7 @@ class DryTensors(TorchDispatchMode):
         value = getattr(tensor, _VALUE, None)
         if value is None or value.shape != tensor.shape:  # it was given other data
             return None
-        if value.untyped_storage()._cdata in self._lost:
+        if _is_in(self._lost, value):
             return None
         return value
 
@@ -250,11 +252,11 @@ class DryTensors(TorchDispatchMode):
         if not results or not any(map(_is_meta, results)):
             return
         written = func._schema.is_mutable
-        values = [self.known(one) for one in given]
+        values = [value for one in given if (value := self.known(one)) is not None]
         found = None
-        if all(value is not None for value in values) and not (
+        if len(values) == len(given) and not (
             func in EMPTY and not self._takes_positions(results[0])
-        ):
+        ) and not (written and any(_is_in(self._samples, value) for value in values)):
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             small = max([one.numel() for one in (*results, *given)]) <= _KNOWN_NUMEL
@@ -265,6 +267,9 @@ class DryTensors(TorchDispatchMode):
                     found = flatten(run(*opened, **named))
                 elif not written:
                     found = _of_equal_samples(run, opened, named, results)
+                    for one in found or ():
+                        if one is not None and one.dim() and not one.stride(0):
+                            _mark(self._samples, one)
             except (RuntimeError, NotImplementedError, IndexError):
                 return
         if found is not None:
@@ -272,7 +277,7 @@ class DryTensors(TorchDispatchMode):
                 if _is_meta(one) and value is not None:
                     setattr(one, _VALUE, value)
         elif written:
-            self._lose([value for value in values if value is not None])
+            self._lose(values)
         elif func in CHOOSES:
             self._choose(func, args, kwargs, results)
         elif func in FINITE and _asks_for_finite(*args):
@@ -297,8 +302,16 @@ class DryTensors(TorchDispatchMode):
     def _lose(self, values: list[torch.Tensor]) -> None:
         """Drop the values of all of them: something unknown was written to one."""
         for value in values:
-            storage = value.untyped_storage()
-            self._lost[storage._cdata] = StorageWeakRef(storage)
+            _mark(self._lost, value)
+
+
+def _mark(storages: dict[int, StorageWeakRef], value: torch.Tensor) -> None:
+    storage = value.untyped_storage()
+    storages[storage._cdata] = StorageWeakRef(storage)
+
+
+def _is_in(storages: dict[int, StorageWeakRef], value: torch.Tensor) -> bool:
+    return value.untyped_storage()._cdata in storages
 
 
 def _asks_for_finite(x: torch.Tensor, other: Any = None) -> bool:
@@ -317,6 +330,8 @@ def _of_equal_samples(
     """
     given = flatten((args, kwargs))
     num = max([len(one) for one in given if one.dim() and not one.stride(0)], default=0)
+    if not num:  # such as random numbers: the values would take the memory of the result
+        return None
     if any(one.numel() > _KNOWN_NUMEL and (len(one) != num or one.stride(0)) for one in given):
         return None
 
