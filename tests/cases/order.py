@@ -241,6 +241,8 @@ COUNTS: list[Case] = [
     case("unique_consecutive_one", lambda a: a.unique_consecutive(return_counts=True),
          integers(7, high=1), grad=False, per_mesh=8),
     case("histc", lambda a: torch.histc(a, 4, -2, 2), _tied(5, 3), grad=False, per_mesh=8),
+    case("row_pointers", lambda a: torch._convert_indices_from_coo_to_csr(a.sort().values, 5),
+         integers(17, high=5), grad=False, per_mesh=8),
 ]
 
 CASES: list[Case] = SORTS + STATISTICS + PLACES + MOMENTS + PARTS + COUNTS

@@ -1,4 +1,4 @@
-"""Counting: searchsorted, bucketize, histc, isin.
+"""Counting: searchsorted, bucketize, histc, isin, pointers of rows.
 
 The position of a value among sorted values is the number of those that are less (or not greater),
 and a count over the whole is the sum of the counts over its parts. So the counted dim may be
@@ -62,6 +62,7 @@ def _isin_rule(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 PAGE = page(
+    op("_convert_indices_from_coo_to_csr", rule("e -> p!")),
     op("histc", rule("... s -> b!", along="dim", serves=_has_ends), compose=_histc),
     op("isin", rule(_isin_rule)),
     op("searchsorted bucketize", rule(_search_rule, by_size=True)),
