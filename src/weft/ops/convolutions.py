@@ -237,10 +237,11 @@ def _by_taps(
     even = [min(pad) for pad in pads]
     widths = [width - even[one] for one in reversed(range(num)) for width in pads[one]]
     x = F.pad(x, widths) if any(widths) else x
-    total, rows = None, weight.split(1, 2 + at)
+    total = None
     for tap, (first, last), around in taps:
         one = _CONVOLUTIONS[num](
-            x.narrow(dim, first, last - first), rows[tap], None, strides, even, dilation, groups)
+            x.narrow(dim, first, last - first), weight.narrow(2 + at, tap, 1), None, strides, even,
+            dilation, groups)
         one = F.pad(one, [0, 0] * (num - 1 - at) + [*around]) if any(around) else one
         total = one if total is None else total + one
     assert total is not None
