@@ -371,13 +371,15 @@ def test_mixed_precision_on_an_accelerator_is_there() -> None:
 
 
 def test_lengths_and_bins_that_data_decide() -> None:
-    """All elements are different; bins are as many as are asked for."""
+    """All elements are different; bins are as many as are asked for; lengths fit."""
     def program(mesh: Any) -> None:
         for x in (weft.randn(8, 2, mesh=mesh, placements=P("dp")), torch.randn(8, 2)):
             assert x.unique().shape == x.unique_consecutive().shape == (16,)
             for bins in ([3, 4], [torch.arange(4.0), torch.arange(5.0)]):
                 counts, borders = torch.histogramdd(x, bins)
                 assert counts.shape == (3, 4) and [len(one) for one in borders] == [4, 5]
+            lengths = x.abs().sum(1).long()
+            assert torch.segment_reduce(x, "sum", lengths=lengths).shape == (8, 2)
         z = weft.randn(8, 5, 6, mesh=mesh, placements=P("dp"), dtype=torch.complex64)
         assert torch.fft.hfftn(z).shape == (8, 5, 10)  # a conjugate moves
         assert z.conj().data.shape == z.conj().imag.data.shape == z.shape

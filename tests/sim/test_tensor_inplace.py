@@ -221,15 +221,19 @@ def test_terms_without_a_gradient_take_no_values_that_have_one(write: Any) -> No
     )
 
 
-def test_results_without_elements_share_no_memory_with_a_view() -> None:
+@pytest.mark.parametrize("function", [
+    torch.fft.irfft, lambda x: torch.channel_shuffle(x.real, 2)], ids=["irfft", "channel_shuffle"])
+def test_results_without_elements_share_no_memory_with_a_view(
+    function: Callable[[Tensor], Tensor]
+) -> None:
     """Else a rank that has none would write to the base what the others do not."""
     def on_rank(mesh: Any) -> Tensor:
         layout = Layout(Mesh({"x": 3}), (70,), P("x"), sizes={0: (26, 5, 39)})
         lines = weft.distribute_tensor(full, mesh, layout).view(5, 2, 7)
-        return torch.fft.irfft(lines).add_(1).full_tensor()
+        return function(lines).add_(1).full_tensor()
 
     full = torch.arange(70).to(torch.complex128)
-    expected = torch.fft.irfft(full.view(5, 2, 7)).add_(1)
+    expected = function(full.view(5, 2, 7)).add_(1)
     for found in weft.testing.run(on_rank, mesh={"x": 3}):
         torch.testing.assert_close(found, expected)
 

@@ -108,6 +108,11 @@ def _diag_embed(call: Call, layouts: Layouts, wants_grad: Any) -> Local:
     return Local(Decision((x,), (result,)), bind)
 
 
+def _shuffled(x: Tensor, groups: int) -> Tensor:
+    """channel_shuffle of local tensors, whose kernel returns nothing as a view of nothing."""
+    return torch.channel_shuffle(x, groups) if x.numel() else x.clone()
+
+
 def _native_shuffle(x: Tensor, groups: int) -> Tensor:
     """As `channel_shuffle`, which has a derivative."""
     return torch.channel_shuffle(x, groups)
@@ -115,7 +120,7 @@ def _native_shuffle(x: Tensor, groups: int) -> Tensor:
 
 PAGE = page(
     op("channel_shuffle", rule("b c! ... -> b c ...", linear=[0], moves=True),
-       layouts=_channel_shuffle),
+       layouts=_channel_shuffle, local=_shuffled),
     op("native_channel_shuffle", compose=_native_shuffle),
     op("repeat tile", rule(_repeat_rule, linear=[0], moves=True), layouts=_repeat),
     op("diag_embed", layouts=_diag_embed),
