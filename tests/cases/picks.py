@@ -154,6 +154,7 @@ _WRITES: list[Case] = [
     case("index_copy_cut", lambda a, v: a.index_copy(0, _SET % 7, v), reals(7, 3), reals(4, 3)),
     case("index_fill_cut", lambda a: a.index_fill(0, _SET % 7, 2.5), reals(7, 3)),
     case("index_fill_back", lambda a: a.index_fill(0, torch.tensor([-1, 0, -4]), 2.5), reals(7, 3)),
+    case("index_fill_one", lambda a: a.index_fill(0, torch.tensor(-1), 2.5), reals(7, 3)),
     case("index_fill_by", lambda a, v: a.index_fill(0, _SET % 7, v), reals(7, 3), reals()),
     case("index_reduce_halves", _index_reduced("prod"),
          integers(7, 3, low=1, high=3, dtype=torch.bfloat16), integers(4, high=7),

@@ -123,6 +123,12 @@ def _check_reduce(call: Call) -> None:
                            f"source.size(dim): ({given}), for dim: {dim}")
 
 
+def _one_filled(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """`index_fill` at one place, by an index without dims."""
+    more = "," * (len(call.tensors) - 1)
+    return None if call.tensors[1].shape else f"... s!{more} -> ... s"
+
+
 def _filled(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """index_fill by a tensor with a gradient, for which torch has no formula on meta tensors."""
     hit = torch.zeros_like(x, dtype=torch.bool).index_fill(dim, index, True)
@@ -278,8 +284,9 @@ PAGE = page(
     op("index_put", layouts=_index_put),
     op("index_add index_copy", rule("... s!, i!, ... i! -> ... s", along="dim", linear=[(0, 2)]),
        layouts=_index_write),
-    op("index_fill", rule("... s!, i! -> ... s", "... s!, i!, -> ... s", along="dim"),
-       layouts=_index_write),
+    op("index_fill",
+       rule(_one_filled, "... s!, i! -> ... s", "... s!, i!, -> ... s", along="dim"),
+       layouts=_index_write, floats_flow=True),
     op("index_reduce",
        rule("... s!, i~, ... i~ -> ... s", along="dim", serves=joins, by_size=True),
        rule("... s!, i!, ... i! -> ... s", along="dim"),
