@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft import Layout, P
+from weft.tensor.placing import kept_boxes
 from weft.testing import peak_memory
 
 CONV = torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -28,6 +29,12 @@ def _narrow(x: Tensor, w: Tensor) -> Tensor:
     """Boxes of another memory order, and of steps that leave rows out."""
     h = x.sin().contiguous(memory_format=torch.channels_last)
     return F.conv2d(F.conv2d(h, w, padding=1), w, stride=3)
+
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_boxes, "MIN_NUMEL", 0)
 
 
 NETS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -78,7 +85,7 @@ def test_gradients_are_those_of_one_process(way: str, net: str) -> None:
             torch.testing.assert_close(mine, one, rtol=1e-10, atol=1e-11)
 
 
-def test_a_shard_is_held_once() -> None:
+def test_a_shard_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What convolutions save beside the results that activations save: borders of one row."""
     def program(mesh: Any) -> int:
         x = weft.distribute_tensor(torch.randn(1, 4, 64, 8), mesh, P(None, None, "x"))
@@ -92,6 +99,8 @@ def test_a_shard_is_held_once() -> None:
     shard, row = 4 * 16 * 8 * 4, 4 * 8 * 4
     assert weft.testing.run(program, mesh={"x": 4}) == [4 * shard + 3 * 2 * row] * 4
     assert weft.testing.run(program, mesh={"x": 1}) == [4 * 4 * shard]
+    monkeypatch.setattr(kept_boxes, "MIN_NUMEL", 4 * 64 * 8 + 1)  # too small to be taken apart
+    assert min(weft.testing.run(program, mesh={"x": 4})) > 7 * shard
 
 
 def test_a_frozen_input_is_held_once() -> None:

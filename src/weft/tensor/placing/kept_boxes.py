@@ -8,6 +8,7 @@ together. Nothing is sent for that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -26,6 +27,9 @@ from weft.transport.transition import Transition
 __all__ = ["KeptBox", "Seen", "taken_apart"]
 
 _C: Any = torch._C
+
+MIN_NUMEL = 1 << 16
+"""Boxes of global tensors with fewer elements stay as they are: to take one apart takes time."""
 
 MAX_NODES = 8
 """An op on a box has so many nodes at most between its result and the one that saves the box."""
@@ -106,7 +110,7 @@ def taken_apart(local: Any) -> Any:
         out = local(*args, **kwargs)
         for box in args:
             mine = getattr(box, "_weft_kept", None)
-            if mine is not None:
+            if mine is not None and math.prod(mine.move.src.shape) >= MIN_NUMEL:
                 _take_apart(out, box, mine)
         return out
 
