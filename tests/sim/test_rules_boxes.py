@@ -597,5 +597,8 @@ def check(
             pieces[place] = folded(pieces[place], decision.results[place], cover)
     for piece, layout, expected in zip(pieces, decision.results, results, strict=True):
         found = assemble(piece, layout, expected)
-        same = torch.allclose(found, expected, atol=1e-9, rtol=1e-9, equal_nan=True)
+        # Kernels compute full vectors and what is left of a row by other instructions.
+        rounds = torch.is_floating_point(expected) or torch.is_complex(expected)
+        near = max(1e-9, 4 * torch.finfo(expected.dtype).eps) if rounds else 1e-9
+        same = torch.allclose(found, expected, atol=near, rtol=near, equal_nan=True)
         assert same, (decision, found, expected)

@@ -322,16 +322,17 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
         ]
     args, kwargs = substitute((args, kwargs), iter(metas))
     device_type = tensors[0].device.type
+    has_kernels = device_type == "cpu"
     if device_type == "meta":  # tensors without memory: what runs is as on their mesh
         device_type = next(
             (one.device_mesh.kernel_type for one in tensors if type(one) is ShardTensor), "cpu")
     entry = ops.FUNCTIONS.get(func)
     if entry is not None and not entry.each_call:
         assert entry.compose is not None
-        trace = capture(entry.compose, args, kwargs, metas, device_type, asks)
+        trace = capture(entry.compose, args, kwargs, metas, device_type, asks, has_kernels)
         if trace.result is not NotImplemented:
             return trace
-    return capture(func, args, kwargs, metas, device_type, asks)
+    return capture(func, args, kwargs, metas, device_type, asks, has_kernels)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:

@@ -110,8 +110,10 @@ def taken_apart(local: Any) -> Any:
         out = local(*args, **kwargs)
         for box in args:
             mine = getattr(box, "_weft_kept", None)
-            if mine is not None and math.prod(mine.move.src.shape) >= MIN_NUMEL:
-                _take_apart(out, box, mine)
+            if mine is not None:
+                if math.prod(mine.move.src.shape) >= MIN_NUMEL:
+                    _take_apart(out, box, mine)
+                del box._weft_kept  # a box that is saved as it is keeps no shard alive
         return out
 
     return run

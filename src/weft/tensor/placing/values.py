@@ -49,7 +49,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
 def one_value(tensor: ShardTensor) -> torch.Tensor:
     """`global_value`, for what torch takes of one element only: of others, nothing is sent for its
     error."""
-    if tensor.numel() == 1:
+    if tensor.numel() == 1 or tensor._meta.mesh.here is None:
         return global_value(tensor)
     return torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 

@@ -247,13 +247,14 @@ def _dtypes(tree: Any) -> list[torch.dtype]:
 
 def capture(
     func: Callable[..., Any], args: Any, kwargs: Any, metas: Sequence[torch.Tensor],
-    device_type: str = "cpu", grad: bool = False,
+    device_type: str = "cpu", grad: bool = False, has_kernels: bool = False,
 ) -> Trace:
     """Run `func` on meta tensors (`metas` lists those in `args`, in order) and record its ops;
     NotCapturable if it reads values.
 
     `device_type` is that of the tensors meant; its autocast applies. `grad`: with autograd as it
-    is, for functions that ask about it.
+    is, for functions that ask about it. `has_kernels`: the ops will run by kernels of the CPU, which
+    are asked whether they take the dtypes.
     """
     recorder = _Recorder(device_type)
     with _LOCK, unsaved() if grad else torch.no_grad(), unwatched():
@@ -269,7 +270,7 @@ def capture(
             raise
         finally:
             _pop_mode_from_pre_dispatch()
-        if device_type == "cpu" and not recorder.autocast:
+        if has_kernels and not recorder.autocast:
             check_dtypes(recorder.calls)
     trace = _trace(recorder.calls, result, metas)
     if grad:
