@@ -194,15 +194,15 @@ def _far(
     them all would be read by nobody. The result then has no more channels than the input."""
     if "transpose" in call.op or call.get("transposed"):
         return None
-    x, kernel = layouts[0], call.tensors[1].shape[2:]
+    x, (made, _, *kernel) = layouts[0], call.tensors[1].shape
     num = len(kernel)
-    for at, (step, far) in enumerate(zip(
-        each_of(call.get("stride"), num, 1), each_of(call.get("dilation"), num, 1)
-    )):
+    if made > x.shape[-num - 1]:
+        return None
+    strides, dilation = [each_of(call.get(name), num, 1) for name in ("stride", "dilation")]
+    for at, far in enumerate(dilation):
         dim = x.ndim - num + at
-        if kernel[at] > step == 1 < far and x.dims[dim] and far > max(x.sizes_of(dim)) and (
-            call.tensors[1].shape[0] <= x.shape[-num - 1]
-        ):
+        is_far = x.dims[dim] and kernel[at] > 1 and far > max(1, *x.sizes_of(dim))
+        if is_far and strides[at] == 1:
             _check(call)
             taps = _taps(kernel[at], far, x.shape[dim], _pads(call)[at])
             return Composite(partial(_by_taps, call, at, taps), each_call=True) if taps else None

@@ -19,7 +19,7 @@ __all__ = ["ATTENTION", "Part", "attend", "gradients", "parts", "serves"]
 
 
 def _of_any_heads(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """As torch's, which ends the process of a rank without heads up to version 2.12."""
+    """As torch's, of which some before version 2.13 end the process of a rank without heads."""
     if query.ndim < 3 or query.shape[-3]:
         return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
     key, value = key.narrow(-3, 0, 0), value.narrow(-3, 0, 0)

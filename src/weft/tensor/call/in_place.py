@@ -46,18 +46,26 @@ def check_gradient(name: str, layout: Layout) -> None:
 
 def check_overlap(op: Op, metas: Sequence[torch.Tensor], target: torch.Tensor) -> None:
     """Raise torch's error of a write to elements that share memory: on a rank that has none its
-    kernel would not. Which kernels do is known from these themselves, on zeros."""
+    kernel would not. Which kernels do is known from these themselves, on a few zeros."""
     if type(target) is not ShardTensor or not target._meta.layout.has_empty_shards or (
         not expanded_dims(target)
     ):
         return
-    zeros = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype).zero_() for one in metas]
+    zeros = [_few_like(one) for one in metas]
     with torch.no_grad(), unwatched():
         try:
             op.overload(*fill(op.args, zeros), **fill(op.kwargs, zeros))
         except RuntimeError as error:
             if str(error) == OVERLAP:
                 raise
+
+
+def _few_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of two places in each longer dim, which share memory where the tensor's do."""
+    few = [min(length, 2) for length in tensor.shape]
+    shared = expanded_dims(tensor)
+    own = [1 if dim in shared else length for dim, length in enumerate(few)]
+    return torch.zeros(own, dtype=tensor.dtype).expand(few)
 
 
 def check_cast(

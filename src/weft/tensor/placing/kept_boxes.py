@@ -24,7 +24,7 @@ from weft.transport.boxes import Move, joined, outside, part
 from weft.transport.nodes import transforms
 from weft.transport.transition import Transition
 
-__all__ = ["KeptBox", "Seen", "taken_apart"]
+__all__ = ["Seen", "offer", "taken_apart"]
 
 _C: Any = torch._C
 
@@ -104,6 +104,12 @@ class Seen:
         return box  # type: ignore[no-any-return]
 
 
+def offer(box: Any, shard: Tensor, move: Transition, views: Any = None, key: Any = None) -> None:
+    """Let the op that reads the box take it apart. The global size decides, as on all ranks."""
+    if math.prod(move.src.shape) >= MIN_NUMEL:
+        box._weft_kept = KeptBox(shard, move, views, key)
+
+
 def taken_apart(local: Any) -> Any:
     """The op, whose boxes are taken apart where it saves them."""
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -111,8 +117,7 @@ def taken_apart(local: Any) -> Any:
         for box in args:
             mine = getattr(box, "_weft_kept", None)
             if mine is not None:
-                if math.prod(mine.move.src.shape) >= MIN_NUMEL:
-                    _take_apart(out, box, mine)
+                _take_apart(out, box, mine)
                 del box._weft_kept  # a box that is saved as it is keeps no shard alive
         return out
 

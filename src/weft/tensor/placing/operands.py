@@ -24,7 +24,7 @@ from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
 from weft.tensor.placing.freed import hold
 from weft.tensor.placing.halos import Halo, read
-from weft.tensor.placing.kept_boxes import KeptBox, Seen
+from weft.tensor.placing.kept_boxes import Seen, offer
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.transitions import order_in_memory, transition_between
@@ -130,7 +130,7 @@ def _enter_all(
         if not (grad_mode and local.requires_grad):
             locals_[place] = out = transition(local, read_only_use=True)
             if grad_mode and keeps and transition.cover is not None:
-                out._weft_kept = KeptBox(local, transition)  # type: ignore
+                offer(out, local, transition)
             continue
         key: Any
         if sharded:
@@ -212,7 +212,7 @@ def _boxes(
                 of = None if move.cover is not None else tensors[place]._slice_of
                 out[place] = box if of is None else of.became(box, part, move)
                 if of is None and keeps:
-                    box._weft_kept = KeptBox(local, move)  # type: ignore
+                    offer(box, local, move)
     return out
 
 
@@ -226,7 +226,7 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
         _forget_in_backward(views)
     views[key] = (local, state, out)
     if transition.cover is not None:
-        out._weft_kept = KeptBox(local, transition, views, key)  # type: ignore
+        offer(out, local, transition, views, key)
     node = out.grad_fn
     if node is not None:
         node.register_prehook(partial(_forget, weakref.ref(views), key))

@@ -253,8 +253,8 @@ def capture(
     NotCapturable if it reads values.
 
     `device_type` is that of the tensors meant; its autocast applies. `grad`: with autograd as it
-    is, for functions that ask about it. `has_kernels`: the ops will run by kernels of the CPU, which
-    are asked whether they take the dtypes.
+    is, for functions that ask about it. `has_kernels`: the ops will run by kernels of the CPU,
+    which are asked whether they take the dtypes.
     """
     recorder = _Recorder(device_type)
     with _LOCK, unsaved() if grad else torch.no_grad(), unwatched():
