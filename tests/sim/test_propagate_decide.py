@@ -192,6 +192,15 @@ def test_all_pairs_are_sharded_by_points_and_leave_no_rank_idle() -> None:
     )
 
 
+def test_a_partial_value_is_sharded_where_no_rank_is_idle() -> None:
+    """A batch of 2 would leave half of the ranks without elements, for the same bytes."""
+    mesh = Mesh({"dp": 1, "tp": 4})
+    made = call("relu.default", tensor(2, 16, 32), result=(2, 16, 32))
+    assert shown(made, [P(partial=SUM)], grad=False, mesh=mesh) == (
+        "[2, 16@tp, 32] -> [2, 16@tp, 32]"
+    )
+
+
 def test_sharded_weights_are_gathered_rather_than_contracted_anew() -> None:
     """Cutting x along the contraction moves less, but leaves a large result of terms."""
     mesh = Mesh({"dp": 8, "tp": 1})

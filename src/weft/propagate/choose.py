@@ -228,9 +228,11 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
     sharded = sum([own for own, name in zip(nbytes, held) if name is not None])
     whole = max([own for own, name in zip(nbytes, held) if name is None], default=0)
-    made = _result_nbytes(frame, axis) if sharded else 0.0
-    repeated = min(made, max(sharded, made - whole)) * (2 if True in frame.grads else 1)
-    best_key = (best_key[0] + repeated, *best_key[1:])
+    made, ways = _result_nbytes(frame, axis), 2 if True in frame.grads else 1
+    repeated = made * ways
+    if sharded:  # a partial value is replicated without a price
+        repeated = min(made, max(sharded, made - whole)) * ways
+        best_key = (best_key[0] + repeated, *best_key[1:])
     for candidate, wanted in _candidates(frame, held, kinds, shards, size):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
         if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
