@@ -16,7 +16,10 @@ from torch import nn
 
 import weft
 from tests.sharded import WAYS, Make, agree
-from weft import Layout, MeshError, P, ShardTensor, UnsupportedOpError
+from weft import (
+    Layout, Mesh, MeshError, P, Partial, Replicate, Shard, ShardTensor, StridedShard,
+    UnsupportedOpError,
+)
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 
@@ -27,6 +30,16 @@ def through(value: Any, **options: Any) -> Any:
     torch.save(value, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=True, **options)
+
+
+def test_layouts_and_placements_are_data() -> None:
+    mesh = Mesh({"dp": 2, "tp": 3})
+    values = [
+        mesh, P("dp", None, partial={"tp": "sum"}),
+        Layout(mesh, (5, 6), P(("tp", "dp")), {0: (1, 1, 1, 1, 1, 0)}),
+        [Shard(0), StridedShard(1, split_factor=2), Replicate(), Partial("max")],
+    ]
+    assert through(values) == values
 
 
 def tensors(make: Make) -> Any:

@@ -479,7 +479,7 @@ class Layout(AsPicture):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The stored hash is valid only in this process (text hashes are salted): not pickled.
-        return Layout.make, (self.mesh, self.shape, self.dims, self.cuts, self.partial)
+        return Layout, (self.mesh, self.shape, self.spec, self._explicit())
 
     def __str__(self) -> str:
         return self.text()

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.comm import this_world
-from weft.core import Layout, Mesh
+from weft.core import Layout, Mesh, P, Partial, Replicate, Shard, StridedShard
 from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor.leaves import track_leaf
 from weft.tensor.modes import check_traced
@@ -112,4 +112,6 @@ def _misplaced(layout: Layout, mesh: Mesh, written: int, rank: int, size: int) -
         "{name: x.full_tensor() for name, x in model.state_dict().items()}")
 
 
-torch.serialization.add_safe_globals([_restored])
+torch.serialization.add_safe_globals(
+    [_restored, Mesh, Layout, P, Shard, StridedShard, Replicate, Partial]
+)
