@@ -17,7 +17,15 @@ from torch import nn
 import weft
 from tests.sharded import WAYS, Make, agree
 from weft import (
-    Layout, Mesh, MeshError, P, Partial, Replicate, Shard, ShardTensor, StridedShard,
+    Layout,
+    Mesh,
+    MeshError,
+    P,
+    Partial,
+    Replicate,
+    Shard,
+    ShardTensor,
+    StridedShard,
     UnsupportedOpError,
 )
 
