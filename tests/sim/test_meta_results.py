@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -117,7 +118,9 @@ def test_elementwise_results_are_told_as_they_are(names: str) -> None:
         if name not in names.split() or ".out" in str(overload):
             continue
         for _ in range(150):
-            dtypes = [draw.choice(_DTYPES)] * 3 if draw.random() < 0.6 else draw.choices(_DTYPES, k=3)
+            dtypes = [draw.choice(_DTYPES)] * 3
+            if draw.random() < 0.4:
+                dtypes = draw.choices(_DTYPES, k=3)
             if name in ("where", "masked_fill") and draw.random() < 0.8:
                 dtypes[name == "masked_fill"] = torch.bool
             args = _arguments(overload, [draw.choice(_operands(one)) for one in dtypes[:num]])
@@ -139,6 +142,51 @@ def test_elementwise_results_are_told_as_they_are(names: str) -> None:
 
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("overload", "arguments"), [
+    (aten.mean.default, [()]),
+    (aten.mean.dim, [(0,), ([-1, 0], True), ([], True), (3,), ([0, 0],)]),
+    (aten.cumsum.default, [(0,), (-1,), (3,)]), (aten.tril.default, [(), (1,)]),
+    (aten.triu.default, [(), (-1,)]),
+    (aten.roll.default, [
+        ([1],), ([1, 2],), ([1], [0]), ([1, 2], [0, -1]), ([1], [5]), ([1], [0, 1]),
+    ]),
+])
+def test_other_results_are_told_as_they_are(overload: Any, arguments: list[Any]) -> None:
+    told = 0
+    for dtype in _DTYPES:
+        for x, more in itertools.product(_operands(dtype), arguments):
+            more = [[one] if overload is aten.mean.dim and type(one) is int else one
+                    for one in more]
+            try:
+                due = overload(x, *more)
+            except (RuntimeError, IndexError):
+                with contextlib.suppress(RuntimeError, IndexError):
+                    assert known_result(overload, (x.to("meta"), *more), {}) is None
+                continue
+            found = known_result(overload, (x.to("meta"), *more), {})
+            if found is not None:
+                told += 1
+                assert (found.shape, found.dtype, found.stride()) == (
+                    due.shape, due.dtype, due.stride()), (x, more)
+    assert told
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overload", [aten.mse_loss.default, aten.l1_loss.default])
+def test_distances_are_told_as_they_are(overload: Any) -> None:
+    told = 0
+    for one, other in itertools.product(_DTYPES[:4], repeat=2):
+        for x, target, reduction in itertools.product(_operands(one), _operands(other), range(3)):
+            found = known_result(overload, (x.to("meta"), target.to("meta"), reduction), {})
+            if found is not None:
+                told += 1
+                due = overload(x, target, reduction)
+                assert (found.shape, found.dtype, found.stride()) == (
+                    due.shape, due.dtype, due.stride()), (x, target, reduction)
+    assert told
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout, default_cuts
+from weft.ops.elementwise import result_like
 from weft.propagate import fairest
 from weft.rules import (
     Boxed,
@@ -265,9 +266,16 @@ def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
     return unfold, boxed.args, boxed.kwargs
 
 
+def _roll_result(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor | None:
+    if len(shifts) != (len(dims) or 1) or not all(-x.ndim <= dim < x.ndim for dim in dims):
+        return None
+    return result_like(x, x.dtype) if x.is_contiguous() else None
+
+
 PAGE = page(
     op("flip fliplr flipud", _windowed(_mirrors)),
-    op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims")))),
+    op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims"))),
+       result=_roll_result),
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
                    on_box=_pad_on_box, keeps=False,
                    serves=_repeats_border), layouts=_pad, compose=_cropped_circle),

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.core.dtypes import itemsize
 from weft.rules import Call, op, page, rule
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "result_like"]
 
 _PLAIN = rule("{...} -> {...}")
 _LINEAR = rule("..., [...] -> ...", linear=[0])
@@ -48,7 +48,7 @@ def _shift(x: Tensor, by: Any) -> Tensor | None:
     return None if isinstance(by, (float, complex)) else torch.add(x, by)
 
 
-def _like(x: Tensor, dtype: torch.dtype, others: Sequence[Any]) -> Tensor | None:
+def result_like(x: Tensor, dtype: torch.dtype, others: Sequence[Any] = ()) -> Tensor | None:
     """Like the first operand, if it has elements and is dense, and others are numbers and tensors
     that broadcast to it: torch's meta kernels are references in Python. A kernel gives its result
     the memory order of the first operand, if no dim of that has length 1."""
@@ -76,7 +76,7 @@ def _of_floats(x: Any, *others: Any, **named: Any) -> Tensor | None:
         isinstance(one, Tensor) and one.dtype is not x.dtype for one in others
     ):
         return None
-    return _like(x, x.dtype, others)
+    return result_like(x, x.dtype, others)
 
 
 def _promoted(x: Any, *others: Any, **named: Any) -> Tensor | None:
@@ -84,7 +84,7 @@ def _promoted(x: Any, *others: Any, **named: Any) -> Tensor | None:
     if not isinstance(x, Tensor) or named or len(others) != 1 or others[0] is None:
         return None
     dtype = torch.result_type(x, others[0])
-    return None if dtype is torch.bool else _like(x, dtype, others)
+    return None if dtype is torch.bool else result_like(x, dtype, others)
 
 
 def _difference(x: Any, *others: Any, **named: Any) -> Tensor | None:
@@ -99,7 +99,7 @@ def _true_or_false(x: Any, *others: Any, **named: Any) -> Tensor | None:
         isinstance(one, Tensor) and one.is_complex() for one in (x, *others)
     ):
         return None
-    return _like(x, torch.bool, others)
+    return result_like(x, torch.bool, others)
 
 
 def _of_bits(x: Any, *others: Any, **named: Any) -> Tensor | None:
@@ -108,7 +108,7 @@ def _of_bits(x: Any, *others: Any, **named: Any) -> Tensor | None:
         not isinstance(one, Tensor) or one.dtype is not x.dtype for one in others
     ):
         return None
-    return _like(x, x.dtype, others)
+    return result_like(x, x.dtype, others)
 
 
 def _chosen(condition: Any, x: Any = None, other: Any = None, **named: Any) -> Tensor | None:
@@ -119,7 +119,7 @@ def _chosen(condition: Any, x: Any = None, other: Any = None, **named: Any) -> T
     whole = max(every, key=lambda one: (one.ndim, one.numel()))
     if not all(one.is_contiguous() for one in every):
         return None
-    return _like(whole, x.dtype, every)
+    return result_like(whole, x.dtype, every)
 
 
 def _filled(x: Tensor, mask: Tensor, value: Any, **named: Any) -> Tensor | None:
@@ -128,7 +128,7 @@ def _filled(x: Tensor, mask: Tensor, value: Any, **named: Any) -> Tensor | None:
         x.is_floating_point() and x.is_contiguous() and mask.dtype is torch.bool
     ):
         return None
-    return _like(x, x.dtype, [mask])
+    return result_like(x, x.dtype, [mask])
 
 
 def _gamma_grad(x: Tensor, output: Tensor) -> Tensor:

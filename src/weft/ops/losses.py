@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.elementwise import result_like
 from weft.ops.indexing.row_exchange import first_told
 from weft.ops.precision import HALF, wide
 from weft.ops.reductions import in_half
@@ -304,8 +305,14 @@ def _multilabel_margin_result(
     return x.new_empty(()) if x.ndim == 1 and target.shape == x.shape and x.numel() else None
 
 
+def _distance_result(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor | None:
+    if x.shape != target.shape or x.dtype is not target.dtype or not x.is_floating_point():
+        return None
+    return x.new_empty(()) if reduction != _NONE else result_like(x, x.dtype, [target])
+
+
 _ELEMENTS = """
-    mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss
+    smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss
     binary_cross_entropy binary_cross_entropy_with_logits
 """
 
@@ -324,6 +331,8 @@ def _nll_forward(
 
 
 PAGE = page(
+    _reduced("mse_loss", _of_elements, result=_distance_result),
+    _reduced("l1_loss", _of_elements, result=_distance_result),
     *[_reduced(name, _of_elements) for name in _ELEMENTS.split()],
     _reduced("multilabel_margin_loss", _of_rows, result=_multilabel_margin_result,
              has_meta_gradient=False),

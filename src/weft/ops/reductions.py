@@ -122,6 +122,15 @@ _EACH = rule("... -> ...", serves=lambda call: call.get("dim") in ((), []))
 """`all` and `any` over no dims: of each element."""
 
 
+def _mean_result(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    """As of a sum, whose meta kernel is not in Python."""
+    if dtype is not None or not x.is_floating_point():
+        return None
+    return torch.ops.aten.sum.dim_IntList(x, dim, keepdim)
+
+
 def of_all(overload: Any) -> Callable[..., Tensor | None]:
     """Reductions of which torch's meta kernels take no dims for none, and the others for all."""
     def form(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
@@ -135,7 +144,7 @@ PAGE = page(
     op("nansum", rule("... s -> ...", along="dim"), result=of_all(torch.ops.aten.nansum.default)),
     op("count_nonzero linalg__powsum", rule("... s -> ...", along="dim")),
     op("mean", rule("... s~:sum -> ...", along="dim", linear=[0], serves=is_rounded_once),
-       kernel=_mean, compose=_mean_of_half),
+       kernel=_mean, compose=_mean_of_half, result=_mean_result),
     op("prod", rule(_prod_rule, along="dim"), kernel=_prod),
     op("logsumexp special_logsumexp", rule("... s! -> ...", along="dim", serves=is_complex),
        rule("... s~ -> ...", along="dim"), kernel=_logsumexp),

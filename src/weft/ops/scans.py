@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.elementwise import result_like
 from weft.ops.idle import empty_summary, unless_idle
 from weft.ops.precision import wide
 from weft.ops.reductions import exp_sums, is_complex, log_of_sums
@@ -20,6 +21,12 @@ from weft.rules import op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
+
+
+def _cumsum_result(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    if dtype is not None or not x.is_floating_point() or not -x.ndim <= dim < x.ndim:
+        return None
+    return result_like(x, x.dtype) if x.is_contiguous() else None
 
 
 def _last(x: Tensor, scan: Tensor, dim: int) -> Tensor:
@@ -107,7 +114,8 @@ def _extreme(largest: bool) -> Callable[..., Any]:
 
 
 PAGE = page(
-    op("cumsum", rule("... s~ -> ... s", along="dim", linear=[0]), kernel=_cumsum),
+    op("cumsum", rule("... s~ -> ... s", along="dim", linear=[0]), kernel=_cumsum,
+       result=_cumsum_result),
     op("cumprod", rule("... s~ -> ... s", along="dim"), kernel=_cumprod),
     *[op(name, rule("... s~ -> ... s, ... s", along="dim", on_box=unless_idle),
          kernel=_extreme(largest)) for name, largest in (("cummax", True), ("cummin", False))],

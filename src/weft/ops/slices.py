@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
+from weft.ops.elementwise import result_like
 from weft.rules import Call, Decision, Length, LocalArgs, TensorArg, op, page, rule
 from weft.rules.factors import one_dim, sharded_along
 
@@ -298,6 +299,10 @@ def _fits(view: Any) -> Callable[..., Tensor | None]:
 
 _aten = torch.ops.aten
 
+def _triangle_result(x: Tensor, diagonal: int = 0) -> Tensor | None:
+    return result_like(x, x.dtype) if x.ndim > 1 and x.is_contiguous() else None
+
+
 PAGE = page(
     op("slice slice_copy", layouts=_slice),
     op("narrow", layouts=_narrow),
@@ -309,7 +314,7 @@ PAGE = page(
        "unsafe_chunk unsafe_split unsafe_split_with_sizes vsplit", layouts=_split),
     op("torch.tensor_split torch.Tensor.tensor_split", compose=_split_where),
     op("diagonal diagonal_copy", layouts=_diagonal),
-    op("tril triu", layouts=_triangle),
+    op("tril triu", layouts=_triangle, result=_triangle_result),
     op("slice_scatter", layouts=_slice_scatter, result=_fits(_aten.slice.Tensor)),
     op("diagonal_scatter", layouts=_diagonal_scatter, result=_fits(_aten.diagonal.default)),
     op("select_scatter", compose=_select_scatter, result=_fits(_aten.select.int)),
