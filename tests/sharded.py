@@ -46,11 +46,11 @@ HARD = ("empty", "both", "half partial")
 
 
 def ways_of(name: str, ways: Iterable[str] = WAYS) -> list[str]:
-    """The hard ones of these ways, and of the others as many as `EFFORT` says (1: all), drawn by
-    the name of a program; in their order."""
+    """The hard ones of these ways, and of the others as many as `EFFORT` says (1: all) but at least
+    two, drawn by the name of a program; in their order."""
     hard = [way for way in ways if way in HARD]
     others = [way for way in ways if way not in HARD]
-    count = min(len(others), math.ceil(EFFORT * len(others)))
+    count = min(len(others), max(2, math.floor(EFFORT * len(others))))
     chosen = {*hard, *random.Random(seed_of(name)).sample(others, count)}
     return [way for way in ways if way in chosen]
 

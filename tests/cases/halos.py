@@ -41,7 +41,7 @@ def ways_of(name: str) -> list[str]:
     """The ways in which a field is tried: those that ask most, and of the others as many as
     `EFFORT` says (1: all), drawn by its name."""
     others = [way for way in WAYS if way not in _ALWAYS]
-    count = min(len(others), math.ceil(EFFORT * len(others)))
+    count = min(len(others), math.floor(EFFORT * len(others)))
     return [*_ALWAYS, *random.Random(seed_of(name)).sample(others, count)]
 
 
