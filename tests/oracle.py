@@ -31,7 +31,7 @@ class Held:
 
     layout: Any
     local: Tensor
-    full: Tensor | None
+    full: Any
     shape: tuple[int, ...]
     dtype: torch.dtype
     stride: tuple[int, ...]
