@@ -13,6 +13,7 @@ STARTED = itertools.count(1)
 def pytest_collection_finish() -> None:
     """A full collection would read some million objects, for half a second, again and again."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 100)  # by default a twentieth of all time goes into it
     gc.enable()
 
 

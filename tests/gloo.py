@@ -130,6 +130,7 @@ def _serve(rank: int, size: int, store: str, timeout: float, pipe: Connection) -
     torch.set_num_threads(1)
     memory_order.watch()
     gc.freeze()  # a collection looks at all that is imported, for 0.2 s
+    gc.set_threshold(10_000, 20, 100)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
         timeout=timedelta(seconds=timeout),

@@ -19,7 +19,7 @@ from torch import Tensor
 import weft
 from tests.cases import seed_of
 from tests.effort import EFFORT
-from tests.harness import held, local_part
+from tests.harness import held, local_part, was_whole
 from tests.oracle import TOLERANCE, Held, check
 from weft import Layout, P, ShardTensor
 from weft.core import Mesh
@@ -46,11 +46,11 @@ HARD = ("empty", "both", "half partial")
 
 
 def ways_of(name: str, ways: Iterable[str] = WAYS) -> list[str]:
-    """The hard ones of these ways, and of the others as many as `EFFORT` says (1: all), drawn by
-    the name of a program; in their order."""
+    """The hard ones of these ways, and of the others as many as `EFFORT` says (1: all) but at least
+    two, drawn by the name of a program; in their order."""
     hard = [way for way in ways if way in HARD]
     others = [way for way in ways if way not in HARD]
-    count = min(len(others), math.ceil(EFFORT * len(others)))
+    count = min(len(others), max(2, math.floor(EFFORT * len(others))))
     chosen = {*hard, *random.Random(seed_of(name)).sample(others, count)}
     return [way for way in ways if way in chosen]
 
@@ -101,7 +101,7 @@ def agree(program: Program, name: str) -> None:
                 made = weft.distribute_tensor(full, mesh, layout, src_data_rank=None)
             return made.requires_grad_(grad and full.is_floating_point())
 
-        return data(program(make))
+        return data(program(make), True)
 
     got = _outcome(lambda: weft.testing.run(on_rank, mesh=axes))
     if isinstance(expected, Exception):
@@ -123,6 +123,7 @@ def compare(ranks: Sequence[Any], expected: Any, where: str = "result") -> None:
         if 0 in expected.stride() and 0 not in ranks[0].stride:
             expected = expected.contiguous()  # an expanded result has no order in memory
         check(expected, ranks, where)
+        was_whole(ranks)
     else:
         for rank, one in enumerate(ranks):
             same(one, expected, f"{where} on rank {rank}")
@@ -142,14 +143,14 @@ def _mean(full: Tensor, mesh: Any, layout: Layout) -> ShardTensor:
     return ShardTensor.from_local(term, mesh, layout)
 
 
-def data(value: Any) -> Any:
-    """The value with what this rank holds in the place of each ShardTensor."""
+def data(value: Any, once: bool = False) -> Any:
+    """The value with what this rank holds in the place of each ShardTensor; `once`: as `held`."""
     if isinstance(value, ShardTensor):
-        return held(value.detach())
+        return held(value.detach(), once)
     if isinstance(value, Tensor):
         return value.detach()  # not a copy of it: that may lie in another order in memory
     if isinstance(value, (list, tuple)):
-        return [data(one) for one in value]
+        return [data(one, once) for one in value]
     return value
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from tests.cases import Case, case, reals
 from tests.cases.layouts import layouts_of
+from tests.effort import EFFORT
 from weft import ShardTensor
 
-NUM_PROGRAMS, NUM_STEPS = 60, 8
+NUM_PROGRAMS, NUM_STEPS = 60 if EFFORT >= 1 else 30, 8
 
 Step = Callable[[random.Random, list[Tensor]], Tensor]
 

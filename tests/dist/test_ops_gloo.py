@@ -15,8 +15,8 @@ from tests.harness import Outcome, allowances, on_rank, verify
 
 MESH = {"dp": 2, "tp": 2}
 BY_NAME = {case.name: case for case in EVERY if not case.may_refuse}
-NAMES = sorted(BY_NAME)[:: 1 if EFFORT >= 1 else 3]
-NUM_BATCHES = 4
+NAMES = sorted(BY_NAME)[:: 1 if EFFORT >= 1 else 5]
+NUM_BATCHES = 5
 
 
 def trial_of(case: Case) -> Trial:

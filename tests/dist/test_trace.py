@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests import forked
 from weft.cli import ranks
 from weft.cli.trace import trace
 
@@ -22,12 +22,13 @@ assert x.sum().item() == 16
 """
 
 
+@pytest.mark.timeout(400)
 def test_two_ranks_in_one_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     out = tmp_path / "run.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "trace", "-n", "2", "-o", str(out),
-         str(tmp_path / "train.py"), "--lr", "3"], capture_output=True, text=True)
+    done = forked.run(
+        "weft", "trace", "-n", "2", "-o", str(out), str(tmp_path / "train.py"), "--lr", "3",
+        environment=os.environ, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "run.json: 2 ranks" in done.stderr
     events = json.loads(out.read_text())["traceEvents"]

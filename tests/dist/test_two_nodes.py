@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 SCRIPT = """
 import os, signal, sys, torch, weft
@@ -36,34 +38,31 @@ if mesh.rank == 0:
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_ranks_of_two_nodes_are_restarted(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-        "--max-restarts", "1", "--monitor-interval", "0.1", "--rdzv-backend", "c10d",
-        "--rdzv-id", "two", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1",
+    arguments = [
+        "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1",
+        "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "two",
+        "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1",
         str(script), str(tmp_path),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "60"}
-    nodes = [
-        subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    try:
-        said = [node.communicate(timeout=150) for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "200"}
+
+    def node(_: int) -> subprocess.CompletedProcess[str]:
+        return forked.run(
+            "torch.distributed.run", *arguments, environment=environment, timeout=500)
+
+    with ThreadPoolExecutor(2) as pool:
+        nodes = [*pool.map(node, range(2))]
     w = [1.0] * 15
     for step in range(4):
         mean = sum(w) / 15
         w = [one + at / (step + 1) * mean for at, one in enumerate(w)]
-    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [node.returncode for node in nodes] == [0, 0], nodes
     due = f"began at 2 and gives {sum(w):.3f}\n"
-    assert [out for out, _ in said if out] == [due], said
+    assert [node.stdout for node in nodes if node.stdout] == [due], nodes

@@ -8,15 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import diffusers  # of which what follows is imported when it is used: it takes seconds
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKL,
-    AutoencoderKLCogVideoX,
-    AutoencoderKLLTXVideo,
-    AutoencoderKLMochi,
-    AutoencoderKLWan,
-)
 from torch import nn
 
 import weft
@@ -26,20 +20,20 @@ from weft import P
 from weft.testing import peak_memory
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "kl": (lambda: AutoencoderKL(
+    "kl": (lambda: diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
         block_out_channels=(4, 8), norm_num_groups=2), (3, 64, 60)),
-    "cogvideox": (lambda: AutoencoderKLCogVideoX(
+    "cogvideox": (lambda: diffusers.AutoencoderKLCogVideoX(
         block_out_channels=(4, 4, 4, 4), latent_channels=2, layers_per_block=1,
         norm_num_groups=2), (3, 5, 32, 32)),
-    "wan": (lambda: AutoencoderKLWan(
+    "wan": (lambda: diffusers.AutoencoderKLWan(
         base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1), (3, 5, 32, 32)),
-    "ltx": (lambda: AutoencoderKLLTXVideo(
+    "ltx": (lambda: diffusers.AutoencoderKLLTXVideo(
         latent_channels=4, block_out_channels=(4, 4, 4, 4),
         decoder_block_out_channels=(4, 4, 4, 4), layers_per_block=(1,) * 5,
         decoder_layers_per_block=(1,) * 5, spatio_temporal_scaling=(True, True, False, False),
         decoder_spatio_temporal_scaling=(True, True, False, False), patch_size=2), (3, 9, 64, 64)),
-    "mochi": (lambda: AutoencoderKLMochi(
+    "mochi": (lambda: diffusers.AutoencoderKLMochi(
         encoder_block_out_channels=(32,) * 4, decoder_block_out_channels=(32,) * 4,
         latent_channels=4, layers_per_block=(1,) * 5), (3, 7, 32, 32)),
 }

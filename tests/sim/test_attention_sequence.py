@@ -119,10 +119,15 @@ def test_masks(name: str, key_heads: int, way: str) -> None:
 @pytest.mark.parametrize("keys", [P("y", None, "x"), P(None, "y", "x"), P(None, None, ("x", "y")),
                                   P(None, None, ("y", "x")), P(None, None, "y")], ids=str)
 def test_two_axes(keys: P, way: str) -> None:
-    for queries in (P("y", None, "x"), P(None, "y", "x"), P(None, None, ("x", "y")),
-                    P(None, None, ("y", "x")), P(None, None, "x"), P()):
-        check(causal, operands(4, 2, 9), {"x": 2, "y": 2}, queries, keys, keys)
-        check(plain, operands(length=9, keys=7), {"x": 2, "y": 2}, queries, keys, keys)
+    """Grouped causal attention, and that of fewer keys: in turn, by heads the other way round."""
+    for at, queries in enumerate((
+        P("y", None, "x"), P(None, "y", "x"), P(None, None, ("x", "y")),
+        P(None, None, ("y", "x")), P(None, None, "x"), P(),
+    )):
+        if (at % 2 == 0) != (way == "heads"):
+            check(causal, operands(4, 2, 9), {"x": 2, "y": 2}, queries, keys, keys)
+        else:
+            check(plain, operands(length=9, keys=7), {"x": 2, "y": 2}, queries, keys, keys)
 
 
 @pytest.mark.parametrize("heads, key_heads", [(8, 2), (12, 3)])
@@ -187,10 +192,11 @@ def _results(fn: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Tenso
 def test_second_derivatives(specs: Any, key_heads: int, way: str) -> None:
     tensors, layouts = operands(4, key_heads, 6), (specs[0], specs[1], specs[1])
     check(_second(causal), tensors, {"x": 2}, *layouts)
-    for shape in ((6, 6), (2, 1, 1, 6), (4, 6, 6)):
+    for at, shape in enumerate(((6, 6), (2, 1, 1, 6), (4, 6, 6))):
         mask = torch.linspace(-1, 1, 144, dtype=torch.float64)[: torch.Size(shape).numel()]
-        for spec in (P(), P(*[None] * (len(shape) - 1), "x")):
-            check(_second(plain), [*tensors, mask.view(shape)], {"x": 2}, *layouts, spec)
+        # Each layout with one number of heads of keys.
+        spec = P() if at % 2 == (key_heads == 2) else P(*[None] * (len(shape) - 1), "x")
+        check(_second(plain), [*tensors, mask.view(shape)], {"x": 2}, *layouts, spec)
 
 
 def _second(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:

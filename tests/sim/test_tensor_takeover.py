@@ -15,6 +15,7 @@ from weft.tensor.takeover import give_back, replace, take_over
 PROGRAM = """
 import torch
 from torch.autograd import backward, grad
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 class Twice(torch.autograd.Function):
     @staticmethod
@@ -34,7 +35,14 @@ def on_rank(mesh):
     w = torch.ones(3, requires_grad=True)
     y = twice(x) * w
     backward(y.sum())
-    return x.grad.full_tensor().tolist(), w.grad.tolist()
+    module = weft.distribute_module(torch.nn.Linear(4, 4), mesh)
+    told = []
+    for wrap in (fully_shard, FullyShardedDataParallel):
+        try:
+            wrap(module)
+        except weft.ModuleError:
+            told.append(wrap.__name__)
+    return x.grad.full_tensor().tolist(), w.grad.tolist(), told
 
 print(weft.testing.run(on_rank, 2))
 """
@@ -44,7 +52,8 @@ def test_what_was_imported_before_weft() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True,
                           timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([([[2.0] * 3] * 4, [8.0] * 3)] * 2)
+    told = ["fully_shard", "FullyShardedDataParallel"]
+    assert done.stdout.strip() == str([([[2.0] * 3] * 4, [8.0] * 3, told)] * 2)
 
 
 def make(k: int) -> Any:

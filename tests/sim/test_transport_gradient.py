@@ -155,7 +155,8 @@ def test_adjoint_of_every_row_in_two_dims() -> None:
 def test_adjoint_without_and_with_hardly_any_elements(shape: tuple[int, ...]) -> None:
     for sizes in ((3,), (2, 2)):
         mesh = Mesh(sizes)
-        check_rows(mesh, list(itertools.product(sides(mesh, shape), repeat=2)))
+        rows = list(itertools.product(sides(mesh, shape), repeat=2))
+        check_rows(mesh, rows if len(rows) < 100 else drawn(rows))
 
 
 CUT, WHOLE, SEEN, SUM = P("a"), P(), "R", P(partial={"a": "sum"})

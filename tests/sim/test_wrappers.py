@@ -1,9 +1,11 @@
-"""torch's wrappers of modules refuse modules on a mesh, before anything else happens."""
+"""torch's wrappers of modules refuse modules on a mesh, before anything else happens.
+
+Here they are imported after weft, which the folder's conftest.py brings; those that were imported
+before it are in test_tensor_takeover.py.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -121,30 +123,3 @@ DistributedDataParallel.forward(...): 1 of its inputs are ShardTensors.
   Fix: call the module itself, without the wrapper
        where a library wraps it (accelerate, Trainer of transformers): with \
 weft.nn.as_one_process(): ... around all that the library does"""] * 2
-
-
-def test_they_are_taken_over_whether_imported_before_or_after() -> None:
-    program = """
-import sys
-{}
-import torch
-from torch import nn
-assert ("torch.distributed.fsdp" in sys.modules) == {}
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-def on_rank(mesh):
-    module = weft.distribute_module(nn.Linear(4, 4), mesh)
-    told = []
-    for wrap in (fully_shard, FullyShardedDataParallel):
-        try:
-            wrap(module)
-        except weft.ModuleError:
-            told.append(wrap)
-    assert len(told) == 2
-weft.testing.run(on_rank, mesh={{"dp": 2}})
-"""
-    for imports, before in (("import weft", False),
-                            ("import torch.distributed.fsdp\nimport weft", True)):
-        done = subprocess.run(
-            [sys.executable, "-c", program.format(imports, before)],
-            capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
