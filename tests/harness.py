@@ -42,11 +42,6 @@ def ranks(**axes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
-_GATHERED: set[tuple[object, ...]] = set()
-"""The kinds of tensors, by layout, dtype and order in memory, whose whole has been compared in this
-process. It grows between runs alone, so of one run all ranks gather or none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one rank made of a trial: its results, the gradients of its operands, and what it knows
@@ -130,14 +125,12 @@ def verify(trial: Trial, outcomes: Sequence[Outcome]) -> None:
         if isinstance(expected, Tensor):
             assert all(isinstance(one, Held) for one in mine), f"{what}: no tensor, {mine}"
             check(expected, mine, what)  # type: ignore[arg-type]
-            was_whole(mine)
         else:
             for one in mine:
                 same(torch.tensor(one), torch.tensor(expected), what)
     for place, (expected, layout) in enumerate(zip(gradients, trial.layouts)):
         mine = [outcome.gradients[place] for outcome in outcomes]
         check_gradient(expected, layout, mine, f"{trial.id}: gradient {place}")
-        was_whole(mine)
 
 
 @functools.lru_cache(maxsize=8)  # the trials of a case follow each other
@@ -170,8 +163,8 @@ def on_rank(trial: Trial, mesh: Any) -> Outcome:
     if mesh.here is None:
         return Outcome([], [], facts)
     return Outcome(
-        [held(one.detach(), True) if isinstance(one, Tensor) else one for one in results],
-        [None if one is None else held(one, True) for one in gradients],
+        [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
+        [None if one is None else held(one) for one in gradients],
         facts,
     )
 
@@ -215,26 +208,13 @@ def local_part(layout: Layout, dense: Tensor, coordinate: Sequence[int], seed: i
     return block(layout, term, coordinate)
 
 
-def held(tensor: Tensor, once: bool = False) -> Held:
-    """A result as plain data. A collective: every rank gathers the whole.
-
-    With `once` it does so until that has been compared for a tensor of this kind (`was_whole`): the
-    whole follows from the blocks, which are compared each time. The sum of partial values does not,
-    as it may be known from before.
-    """
+def held(tensor: Tensor) -> Held:
+    """A result as plain data. A collective: every rank gathers the whole."""
     meta = (tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
     if not isinstance(tensor, ShardTensor):
         return Held(None, tensor.clone().cpu(), tensor.clone().cpu(), *meta)
-    local, layout, full = tensor.to_local().clone().cpu(), tensor.sharding, None
-    if not once or layout.is_partial or (layout, *meta[1:]) not in _GATHERED:
-        full = tensor.full_tensor().clone().cpu()
-    return Held(layout, local, full, *meta)
-
-
-def was_whole(ranks: Sequence[Any]) -> None:
-    """Remember the kind of a tensor that has been compared."""
-    if isinstance(ranks[0], Held):
-        _GATHERED.add((ranks[0].layout, ranks[0].dtype, ranks[0].stride))
+    local, full = (one.clone().cpu() for one in (tensor.to_local(), tensor.full_tensor()))
+    return Held(tensor.sharding, local, full, *meta)
 
 
 def flat(value: Any) -> list[Any]:

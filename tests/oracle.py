@@ -27,11 +27,11 @@ Close = float | Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one rank holds of a tensor; `layout` is None for a plain one, `full` if not gathered."""
+    """What one rank holds of a tensor; `layout` is None for a plain one."""
 
     layout: Any
     local: Tensor
-    full: Any
+    full: Tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
     stride: tuple[int, ...]
@@ -92,8 +92,7 @@ def check(
         assert order(mine.stride, dense.shape) == order(dense.stride(), dense.shape), (
             f"{where}: strides {mine.stride}, the order of {dense.stride()} is due"
         )
-        if mine.full is not None:
-            same(mine.full, dense, f"{where}, gathered", close)
+        same(mine.full, dense, f"{where}, gathered", close)
         if layout is None:
             same(mine.local, dense, where, close)
             continue

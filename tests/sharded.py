@@ -19,7 +19,7 @@ from torch import Tensor
 import weft
 from tests.cases import seed_of
 from tests.effort import EFFORT
-from tests.harness import held, local_part, was_whole
+from tests.harness import held, local_part
 from tests.oracle import TOLERANCE, Held, check
 from weft import Layout, P, ShardTensor
 from weft.core import Mesh
@@ -101,7 +101,7 @@ def agree(program: Program, name: str) -> None:
                 made = weft.distribute_tensor(full, mesh, layout, src_data_rank=None)
             return made.requires_grad_(grad and full.is_floating_point())
 
-        return data(program(make), True)
+        return data(program(make))
 
     got = _outcome(lambda: weft.testing.run(on_rank, mesh=axes))
     if isinstance(expected, Exception):
@@ -123,7 +123,6 @@ def compare(ranks: Sequence[Any], expected: Any, where: str = "result") -> None:
         if 0 in expected.stride() and 0 not in ranks[0].stride:
             expected = expected.contiguous()  # an expanded result has no order in memory
         check(expected, ranks, where)
-        was_whole(ranks)
     else:
         for rank, one in enumerate(ranks):
             same(one, expected, f"{where} on rank {rank}")
@@ -143,14 +142,14 @@ def _mean(full: Tensor, mesh: Any, layout: Layout) -> ShardTensor:
     return ShardTensor.from_local(term, mesh, layout)
 
 
-def data(value: Any, once: bool = False) -> Any:
-    """The value with what this rank holds in the place of each ShardTensor; `once`: as `held`."""
+def data(value: Any) -> Any:
+    """The value with what this rank holds in the place of each ShardTensor."""
     if isinstance(value, ShardTensor):
-        return held(value.detach(), once)
+        return held(value.detach())
     if isinstance(value, Tensor):
         return value.detach()  # not a copy of it: that may lie in another order in memory
     if isinstance(value, (list, tuple)):
-        return [data(one, once) for one in value]
+        return [data(one) for one in value]
     return value
 
 
