@@ -55,11 +55,12 @@ sweep: $(STAMP)
 
 setup: $(STAMP)
 
+# Bytecode of the requirements is written where a module is first used: they have some ten thousand.
 $(STAMP): requirements.txt pyproject.toml setup.py $(wildcard src/weft/*/*.c)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("weft needs Python 3.11 or later: make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install -r requirements.txt
+	$(BIN)/python -m pip install --no-compile -r requirements.txt
 	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
 	touch $@
 
