@@ -75,8 +75,8 @@ class StateMove:
             for place, tensor, part in send.places(data):
                 place.copy_(part(xs[tensor]))
             nbytes = sum(recv.counts) * data.element_size()
-            traffic.emit("a state", tuple(map(str, self.comm.axes)), "AllToAll", nbytes)
-            got = self.comm.all_to_all(data, send.counts, recv.counts)
+            with traffic.sending(self.comm, "a state", "AllToAll", nbytes):
+                got = self.comm.all_to_all(data, send.counts, recv.counts)
             del data
             for place, tensor, part in recv.places(got):
                 part(at(tensor)).copy_(place)
