@@ -127,7 +127,7 @@ def test_state_stays_with_its_owner(mesh: Any) -> None:
     for turn in (1, 2):
         with weft.explain() as log:
             out, grams = owners.map(step, given, grams, num_results=2)
-        assert [one.collective for one in log.events] == ["all_to_all"] * 2
+        assert [one.collective for one in log.events] == ["AllToAll"] * 2
         for one, other in zip(out, matrices()):
             gram = sum([other @ other.T] * turn)
             torch.testing.assert_close(one.full_tensor(), gram @ other)  # type: ignore[attr-defined]
@@ -160,6 +160,25 @@ def test_what_owners_cannot_compute_is_refused(mesh: Any) -> None:
         weft.nn.Owners(given).map(torch.add, given, given[1:])
     plain = [torch.ones(2, 2)]
     assert torch.equal(weft.nn.at_owners(torch.neg, plain)[0], -plain[0])
+
+
+def test_tensors_of_any_dtype_and_of_no_dims_go_together_and_come_back() -> None:
+    """The third rank is outside the mesh, and knows the layouts."""
+    full = [torch.tensor(2.0), torch.arange(6), torch.eye(4, 3, dtype=torch.float64)]
+
+    def on_rank(_: Any) -> None:
+        mesh = weft.init_mesh(weft.Mesh({"x": 2}))
+        given = [weft.distribute_tensor(one, mesh, P("x") if one.dim() else P()) for one in full]
+        given.append(
+            weft.ShardTensor.from_local(torch.ones(2, 2), mesh, [weft.Partial()], shape=(2, 2)))
+        for one, other, was in zip(
+            weft.nn.at_owners(torch.neg, given), [*full, torch.full((2, 2), 2.0)], given
+        ):
+            assert one.sharding == was.sharding.without_partial()  # type: ignore[attr-defined]
+            if mesh.here is not None:
+                assert torch.equal(one.full_tensor(), -other)  # type: ignore[attr-defined]
+
+    weft.testing.run(on_rank, mesh={"x": 3})
 
 
 @ranks(x=4)

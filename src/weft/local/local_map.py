@@ -14,9 +14,17 @@ from typing import Any
 from weft.core.arguments import MeshLike
 from weft.core.names import also_called
 from weft.errors import ShardTypeError
-from weft.local.leaf_by_leaf import ByTorchsNames
 from weft.local.region import region
-from weft.local.sides import entered, left, mesh_of, spread
+from weft.local.sides import (
+    entered,
+    leaves_of,
+    left,
+    mesh_of,
+    placed,
+    spread,
+    values_of,
+)
+from weft.tensor import ShardTensor
 from weft.tensor.modes import inside_region
 
 __all__ = ["local_map"]
@@ -100,28 +108,36 @@ def local_map(
             in_grad_placements=in_grad_placements, redistribute_inputs=redistribute_inputs,
         )
     name = f"local_map({getattr(fn, '__name__', type(fn).__name__)})"
-    by_leaf = ByTorchsNames(
-        fn, name, mesh, in_placements, out_placements, in_grad_placements, redistribute_inputs,
-        check, sizes,
-    ) if torchs else None
+    ins, outs, of = ("in_placements", "out_placements", "leaves of ") if torchs else (
+        "in_specs", "out_specs", "")
+    parts_of = leaves_of if torchs else values_of
+    grads_as_placed = in_grad_placements is not None
 
     @functools.wraps(fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        if by_leaf is not None:
-            return by_leaf(*args, **kwargs)
-        bound = mesh_of(mesh, args, name)
-        specs = spread(in_specs, args, f"{name}(in_specs)", "arguments")
-        given = [entered(arg, spec, bound, name) for arg, spec in zip(args, specs)]
+        given, joined = parts_of(args)
+        if torchs and not any(isinstance(one, ShardTensor) for one in given):
+            return fn(*args, **kwargs)
+        bound = mesh_of(mesh, given, name)
+        if torchs:
+            specs = placed(in_placements, given, bound, f"{name}({ins})", redistribute_inputs)
+        else:
+            specs = spread(in_specs, given, f"{name}({ins})", "arguments")
+        grads = spread(in_grad_placements, given, f"{name}(in_grad_placements)", f"{of}arguments")
+        blocks = [
+            entered(one, spec, bound, name, grads_as_placed, grad)
+            for one, spec, grad in zip(given, specs, grads)
+        ]
         entered(kwargs, None, bound, name)
         with region(bound), inside_region(name):
-            out = fn(*given, **kwargs)
-        several = type(out) in (tuple, list)
-        results = list(out) if several else [out]
-        outs = spread(out_specs, results, f"{name}(out_specs)", "results")
-        wrapped = [
-            left(result, spec, bound, name, check, sizes) for result, spec in zip(results, outs)
-        ]
-        return type(out)(wrapped) if several else wrapped[0]
+            out = fn(*joined(blocks), **kwargs)
+        results, joined = parts_of(out)
+        specs = spread(
+            out_placements if torchs else out_specs, results, f"{name}({outs})", f"{of}results")
+        return joined([
+            left(one, spec, bound, name, check, sizes, grads_as_placed)
+            for one, spec in zip(results, specs)
+        ])
 
     return mapped
 

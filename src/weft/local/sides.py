@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, is_placements
@@ -14,12 +15,17 @@ from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError
 from weft.local.region import mesh_of_region
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
+from weft.tensor.placing.layouts import as_layout
 from weft.tensor.trace.trees import leaves, map_tensors
 
-__all__ = ["Spec", "entered", "left", "mesh_of", "spread"]
+__all__ = [
+    "Joined", "Spec", "entered", "leaves_of", "left", "mesh_of", "placed", "spread", "values_of",
+]
 
 Spec = Any
 """A P, placements or a Layout; None for an argument or result without tensors."""
+
+Joined = Callable[[Sequence[Any]], Any]
 
 
 def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
@@ -55,8 +61,58 @@ def spread(specs: Any, values: Sequence[Any], call: str, what: str) -> list[Spec
     return list(specs)
 
 
-def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
-    """An argument with its tensors replaced by their blocks; unchanged without a spec."""
+def values_of(given: Any) -> tuple[list[Any], Joined]:
+    """The values of a tuple or list, or the one value; and what makes the same of others."""
+    if type(given) in (tuple, list):
+        return list(given), type(given)
+    return [given], lambda parts: parts[0]
+
+
+def leaves_of(tree: Any) -> tuple[list[Any], Joined]:
+    """The leaves of nested values; and what makes the same of others."""
+    found, form = _pytree.tree_flatten(tree)
+    return found, lambda parts: _pytree.tree_unflatten(parts, form)
+
+
+def placed(
+    placements: Any, given: Sequence[Any], mesh: BoundMesh, call: str, moves: bool
+) -> list[Layout | None]:
+    """The layout for each leaf, as it has one or is to have; None for leaves that are not
+    ShardTensors. Unless it `moves` them, those already have their layouts."""
+    specs = given if placements is None else spread(placements, given, call, "leaves of arguments")
+    found: list[Layout | None] = []
+    bare, moved = [], []
+    for at, (one, spec) in enumerate(zip(given, specs)):
+        if not isinstance(one, ShardTensor):
+            found.append(None)
+            continue
+        if spec is None:
+            bare.append(f"leaf {at}: {one.sharding}")
+        lies, due = one.sharding, as_layout(mesh, one.shape, spec, call)
+        if (lies.mesh, lies.dims, lies.partial) == (due.mesh, due.dims, due.partial):
+            due = lies  # torch's placements contain no sizes
+        elif not moves:
+            moved.append(f"leaf {at}: {lies} for {due}")
+        found.append(due)
+    if bare:
+        raise ShardTypeError(
+            call, f"{len(bare)} ShardTensors have no placements",
+            "None is for leaves that are no ShardTensors", bare,
+            "in_placements=None takes all of them in their layouts")
+    if moved:
+        raise LayoutError(
+            call, f"{len(moved)} of {len(given)} leaves have other placements",
+            "without redistribute_inputs, arguments already have their in_placements",
+            moved, "local_map(..., redistribute_inputs=True)")
+    return found
+
+
+def entered(
+    arg: Any, spec: Spec, mesh: BoundMesh, name: str, grads_as_placed: bool = False,
+    grad_placements: Any = None,
+) -> Any:
+    """An argument with its tensors replaced by their blocks; unchanged without a spec. Gradients
+    are as in `into_local`."""
     if spec is None:
         held = leaves(arg, ShardTensor)
         if held:
@@ -67,7 +123,9 @@ def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
         return arg
     def enter(x: torch.Tensor) -> torch.Tensor:
         with _noted(f"{name}(in_specs)", "argument", x):
-            return into_local(x, mesh, spec, name)
+            return into_local(
+                x, mesh, spec, name, grads_as_placed=grads_as_placed,
+                grad_placements=grad_placements)
 
     return map_tensors(enter, arg)
 

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh
-from weft.core import Layout
 from weft.errors import CommunicationError, LayoutError, ShardTypeError
 from weft.tensor.placing.layouts import local_to_sharded
-from weft.tensor.placing.owners import buckets, owners_of, way_to_owners
+from weft.tensor.placing.owners import (
+    at_one_rank,
+    balanced,
+    buckets,
+    from_owners,
+    owners_of,
+    to_owners,
+)
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.views.moved import unwrap_view
-from weft.transport import balanced, traffic
+from weft.transport import traffic
 
 __all__ = ["Owners", "at_owners"]
 
@@ -70,7 +75,7 @@ class Owners:
         """
         if self.mesh is None:
             return torch.zeros(*shape, dtype=dtype)
-        layout = _lying_at(self.mesh, self.ranks[at], shape)
+        layout = at_one_rank(self.mesh, self.ranks[at], shape)
         here = self.mesh.here
         local = torch.zeros(
             (0,) if here is None else layout.local_shape_at(here), dtype=dtype,
@@ -128,71 +133,28 @@ class Owners:
         if mesh is None:
             made = [_as_tuple(fn(*some)) for some in zip(*lists)]
             return [[one[at] for one in made] for at in range(num)]
-        if mesh.here is None:
-            return [[wrap(one._local.clone(), _meta(one)) for one in some] for some in lists[:num]]
-        owners = [self.ranks[at] for at in places]
-        me = mesh.everyone().index
+        owners, me = [self.ranks[at] for at in places], None
+        if mesh.here is not None:
+            me = mesh.everyone().index
         with traffic.label("at_owners", "whole at their owners"):
-            given = [[one.redistribute(one.sharding.without_partial()) for one in some]
-                     for some in lists]
-            whole = _gathered(mesh, given, owners)
-            results, error = [], None
+            given = [one.redistribute(one.sharding.without_partial())
+                     for some in lists for one in some]
+            every, many = to_owners(mesh, given, owners * len(lists)), len(owners)
+            error = None
             try:
-                for at in range(len(whole[0])):
-                    one = _as_tuple(fn(*[some[at] for some in whole]))
-                    results.append(_checked(one, [some[at] for some in whole[:num]]))
+                for at in [at for at, owner in enumerate(owners) if owner == me]:
+                    whole = [one._local.view(like.shape)
+                             for one, like in zip(every[at::many], given[at::many])]
+                    made = _checked(_as_tuple(fn(*whole)), whole[:num])
+                    every[at : num * many : many] = [
+                        wrap(torch.empty_like(old._local).copy_(one), old._meta)
+                        for one, old in zip(made, every[at::many])]
             except Exception as raised:
                 error = raised
-            _agree(mesh, me, error)
-            return _spread(mesh, given[:num], owners, results)
-
-
-def _gathered(
-    mesh: BoundMesh, lists: Sequence[list[Any]], owners: Sequence[int]
-) -> list[list[Tensor]]:
-    """For each list, the whole tensors that this rank owns; those of one dtype travel together."""
-    out: list[list[Tensor]] = [[] for _ in lists]
-    for ats in _by_dtype(lists):
-        every = [one for at in ats for one in lists[at]]
-        way = way_to_owners(mesh, every, [*owners] * len(ats))
-        found = way.gather(
-            [unwrap_view(one._local) for one in every], [one.stride() for one in every])
-        share = len(found) // len(ats)
-        for place, at in enumerate(ats):
-            out[at] = found[place * share : (place + 1) * share]
-    return out
-
-
-def _spread(
-    mesh: BoundMesh, lists: Sequence[list[Any]], owners: Sequence[int],
-    results: Sequence[tuple[Tensor, ...]],
-) -> list[list[Tensor]]:
-    """The results, each in the layout of the tensor that it replaces."""
-    out: list[list[Tensor]] = [[] for _ in lists]
-    for ats in _by_dtype(lists):
-        every = [one for at in ats for one in lists[at]]
-        way = way_to_owners(mesh, every, [*owners] * len(ats))
-        found = way.spread([one[at] for at in ats for one in results], every[0]._local)
-        made: list[Tensor] = [
-            wrap(torch.empty_like(one._local).copy_(local), _meta(one))
-            for one, local in zip(every, found)
-        ]
-        for place, at in enumerate(ats):
-            out[at] = made[place * len(owners) : (place + 1) * len(owners)]
-    return out
-
-
-def _by_dtype(lists: Sequence[list[Any]]) -> list[list[int]]:
-    """The lists of one dtype together. All tensors of a list have the same."""
-    kinds: dict[Any, list[int]] = {}
-    for at, some in enumerate(lists):
-        kinds.setdefault(some[0].dtype, []).append(at)
-        if any(one.dtype is not some[0].dtype for one in some):
-            raise ShardTypeError(
-                "Owners.map(fn, ...)", f"list {at} has {some[0].dtype} and others",
-                "the tensors of one list have one dtype, to travel together",
-                sorted({str(one.dtype) for one in some}), "one call for each dtype")
-    return list(kinds.values())
+            if me is not None:
+                _agree(mesh, me, error)
+            found: list[Any] = from_owners(mesh, every[: num * many], given[: num * many])
+            return [found[at * many : (at + 1) * many] for at in range(num)]
 
 
 def _checked(made: tuple[Any, ...], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -223,17 +185,6 @@ def _agree(mesh: BoundMesh, me: int, error: Exception | None) -> None:
 
 def _as_tuple(made: Any) -> tuple[Any, ...]:
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
-
-
-def _meta(tensor: Any) -> Any:
-    return tensor._meta.replace(requires_grad=False)
-
-
-def _lying_at(mesh: BoundMesh, owner: int, shape: Sequence[int]) -> Layout:
-    """The layout in which one rank has everything."""
-    cuts = (0,) * (owner + 1) + (shape[0],) * (mesh.size() - owner)
-    rest = [()] * (len(shape) - 1)
-    return Layout.make(mesh, shape, (tuple(range(mesh.ndim)), *rest), (cuts, *[None] * len(rest)))
 
 
 def _mesh_of(tensors: Sequence[Any], call: str) -> BoundMesh | None:

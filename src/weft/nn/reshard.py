@@ -1,6 +1,6 @@
 """Whole states moved between meshes and tables: from a trainer to inference, for example.
 
-The tensors are planned together (`planner.moving`) and travel in buckets (`transport.moving`).
+The tensors are planned together and travel in buckets (`tensor.placing.states`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
 from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
-from weft.planner.moving import Move, moving
 from weft.tensor import ShardTensor
-from weft.tensor.placing.freed import local_data
-from weft.tensor.placing.layouts import as_layout, local_to_sharded
+from weft.tensor.placing.layouts import as_layout
 from weft.tensor.placing.operands import as_value
+from weft.tensor.placing.states import moved
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
 from weft.transport.in_flight import landed
-from weft.transport.moving import move_all
-from weft.transport.order import strides_in_order
 
 __all__ = ["reshard"]
 
@@ -76,47 +73,9 @@ def reshard(
         places[name] = jobs.setdefault(key, len(tensors))
         if places[name] == len(tensors):
             tensors.append((as_value(tensor.detach()), mesh, layout))  # type: ignore[arg-type]
-    moved = _moved(tensors, bucket_nbytes)
-    return _replaced(state, "", {name: moved[place] for name, place in places.items()})
-
-
-def _moved(
-    tensors: list[tuple[ShardTensor, BoundMesh, Layout]], bucket_nbytes: int
-) -> list[ShardTensor]:
-    if not tensors:
-        return []
-    meshes = list(dict.fromkeys(
-        mesh for tensor, target, _ in tensors for mesh in (tensor._meta.mesh, target)
-    ))
-    outside = all(mesh.here is None for mesh in meshes)
-    if outside:
-        locals_ = [tensor._local.new_empty(0) for tensor, _, _ in tensors]
-    else:
-        plan = moving([
-            Move(tensor._meta.layout, layout, str(tensor.dtype).removeprefix("torch."))
-            for tensor, _, layout in tensors
-        ], bucket_nbytes)
-        xs = [local_data(tensor) for tensor, _, _ in tensors]
-        comm = meshes[0].world.across(*meshes)
-        with torch.no_grad(), traffic.label("reshard", "asked for"):
-            locals_ = move_all(
-                plan, xs, comm, meshes[0].rank, lambda number: _made(*tensors[number]))
-    return [
-        local_to_sharded(local.to(mesh.device), mesh, layout, tensor._meta.strides)
-        for local, (tensor, mesh, layout) in zip(locals_, tensors)
-    ]
-
-
-def _made(tensor: ShardTensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:
-    """A new local tensor, in the memory order of the global one."""
-    like = tensor._local
-    if mesh.here is None:
-        return like.new_empty(0)
-    shape, order = layout.local_shape_at(mesh.here), tensor._meta.order()
-    if order is None:
-        return like.new_empty(shape)
-    rest = [dim for dim in range(len(shape)) if dim not in order]
-    return like.new_empty_strided(shape, strides_in_order(shape, [*rest, *order]))
+    with traffic.label("reshard", "asked for"):
+        found = moved(tensors, bucket_nbytes)
+    return _replaced(state, "", {name: found[place] for name, place in places.items()})
 
 
 def _targets(

@@ -41,16 +41,9 @@ class AllToAll:
     def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """Rows of `x`, `send[i]` of them to each rank i; returns those received, by rank."""
         row, comm = math.prod(x.shape[1:]), self.comm
-        if not traffic.STATE.on or self.comm.size == 1:
-            return self._run(x, send, recv, row)
         nbytes = (sum(recv) - recv[comm.index]) * row * x.element_size()
-        traffic.emit(self.what, tuple(map(str, comm.axes)), "AllToAll", nbytes)
-        with traffic.moving(self.what):
-            return self._run(x, send, recv, row)
-
-    def _run(self, x: Tensor, send: Sequence[int], recv: Sequence[int], row: int) -> Tensor:
-        with _DisableAutocast():
-            got = self.comm.all_to_all(
+        with traffic.sending(comm, self.what, "AllToAll", nbytes), _DisableAutocast():
+            got = comm.all_to_all(
                 x.detach().contiguous().view(-1), [count * row for count in send],
                 [count * row for count in recv])
         return got.view(sum(recv), *x.shape[1:])

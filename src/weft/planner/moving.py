@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 from weft.core.dtypes import itemsize
@@ -52,13 +53,25 @@ class Route:
         self._crossing = crossing(src, dst, node_size, divides=True)
         meshes = [src.mesh] + [dst.mesh] * (dst.mesh != src.mesh)
         self.ranks = sorted({mesh.rank_at(at) for mesh in meshes for at in range(mesh.size())})
-        self.received, self.sent = dict.fromkeys(self.ranks, 0), dict.fromkeys(self.ranks, 0)
-        if src != dst:
-            for rank in self.ranks:
-                for holder, box in self._crossing.receives(rank):
-                    if holder != rank:
-                        self.received[rank] += volume(box)
-                        self.sent[holder] += volume(box)
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """Rank -> what it receives from others."""
+        return self._totals[0]
+
+    @cached_property
+    def sent(self) -> dict[int, int]:
+        """Rank -> what it sends to others."""
+        return self._totals[1]
+
+    @cached_property
+    def _totals(self) -> tuple[dict[int, int], dict[int, int]]:
+        received, sent = dict.fromkeys(self.ranks, 0), dict.fromkeys(self.ranks, 0)
+        for rank in self.ranks if self.src != self.dst else ():
+            for holder, box in self.receives(rank):
+                received[rank] += volume(box)
+                sent[holder] += volume(box)
+        return received, sent
 
     def sends(self, rank: int) -> list[tuple[int, Box]]:
         """(taker, box) of what a rank sends to others, ascending."""
@@ -168,10 +181,11 @@ class Moving:
 
 
 def moving(
-    moves: Sequence[Move], bucket_nbytes: int = 64 << 20, node_size: int | None = None
+    moves: Sequence[Move], bucket_nbytes: int | None = 64 << 20, node_size: int | None = None
 ) -> Moving:
     """The plan that takes tensors from their layouts to others, together. Neither side is partial.
-    A rank sends, and receives, at most `bucket_nbytes` in one bucket."""
+    A rank sends, and receives, at most `bucket_nbytes` in one bucket. With None there is one bucket
+    for each dtype, and a plan takes no time that grows with the ranks."""
     nodes = as_links(None, "reshard").node_size if node_size is None else node_size
     found: dict[tuple[Layout, Layout], Route] = {}
     routes: list[Route] = []
@@ -184,17 +198,21 @@ def moving(
 
 
 def _buckets(
-    moves: Sequence[Move], routes: Sequence[Route], limit: int
+    moves: Sequence[Move], routes: Sequence[Route], limit: int | None
 ) -> tuple[tuple[Piece, ...], ...]:
     """The pieces, filled into buckets one after the other: dtype by dtype, and a tensor of each
     route in turn, so that ranks of different routes are busy at once."""
+    order = _in_turn(moves, routes)
+    if limit is None:
+        by_dtype = groupby(order, key=lambda tensor: moves[tensor].dtype)
+        return tuple([tuple([Piece(tensor, 0, 1) for tensor in some]) for _, some in by_dtype])
     out: list[tuple[Piece, ...]] = []
     here: list[Piece] = []
     sent, received, dtype = [0], [0], ""
     kinds = _kinds(routes)
     num_kinds = max(kinds.values(), default=-1) + 1
     known: dict[tuple[int, str], tuple[int, list[tuple[int, int, int]]]] = {}
-    for tensor in _in_turn(moves, routes):
+    for tensor in order:
         route, mine = routes[tensor], moves[tensor].dtype
         if (id(route), mine) not in known:
             size = itemsize(mine)

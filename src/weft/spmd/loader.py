@@ -19,6 +19,7 @@ from weft.errors import LayoutError, ShardTypeError
 from weft.spmd.mark import mark_sharding
 from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
+from weft.tensor.placing.agreed import check_same
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.placing.redistribute import redistribute_to
@@ -253,31 +254,21 @@ def _of_rows(x: torch.Tensor, spec: ShardingSpec, num_rows: int) -> ShardTensor:
 
 def _check_order(indices: list[Any], mesh: BoundMesh) -> None:
     """Raise on all ranks if they draw different samples."""
-    if mesh.here is None:
-        return
-    mine = zlib.crc32(repr(indices).encode())
-    seen = mesh.everyone().exchange(mine)
-    if len(set(seen)) > 1:
-        raise LayoutError(
-            "ShardedLoader", f"the ranks draw {len(set(seen))} different first batches",
-            "all ranks draw one order of samples, and each loads its block of every batch",
-            [f"place {at}: {one:08x}" for at, one in enumerate(seen)],
-            "DataLoader(..., generator=torch.Generator().manual_seed(epoch)) on all ranks, "
-            "no DistributedSampler; or ShardingSpec(..., minibatch=True)")
+    check_same(
+        "ShardedLoader", mesh, f"{zlib.crc32(repr(indices).encode()):08x}",
+        "the ranks draw {} different first batches",
+        "all ranks draw one order of samples, and each loads its block of every batch",
+        "DataLoader(..., generator=torch.Generator().manual_seed(epoch)) on all ranks, "
+        "no DistributedSampler; or ShardingSpec(..., minibatch=True)")
 
 
 def _check_alike(batch: Any, mesh: BoundMesh) -> None:
     """Raise on all ranks if their samples have different shapes or dtypes."""
-    if mesh.here is None:
-        return
     mine = [(tuple(x.shape[1:]), str(x.dtype)) for x in leaves(batch, torch.Tensor)]
-    seen = mesh.everyone().exchange(mine)
-    if any(one != seen[0] for one in seen):
-        raise LayoutError(
-            "ShardedLoader", "samples have other shapes or dtypes on other ranks",
-            "the blocks of a batch differ in the number of samples alone",
-            [f"place {at}: {one}" for at, one in enumerate(seen)],
-            "pad to one length in the dataset, not in collate_fn")
+    check_same(
+        "ShardedLoader", mesh, str(mine), "samples have other shapes or dtypes on other ranks",
+        "the blocks of a batch differ in the number of samples alone",
+        "pad to one length in the dataset, not in collate_fn")
 
 
 def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:

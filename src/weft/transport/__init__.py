@@ -3,12 +3,11 @@
 from weft.transport import traffic
 from weft.transport.joint import move_together, run_together, start_together
 from weft.transport.network import measure_links
-from weft.transport.owners import ToOwners, balanced
-from weft.transport.shards import Shards
+from weft.transport.shards import Shards, collective
 from weft.transport.trace import trace
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Shards", "ToOwners", "Transition", "balanced", "measure_links", "move_together",
-    "run_together", "start_together", "trace", "traffic",
+    "Shards", "Transition", "collective", "measure_links", "move_together", "run_together",
+    "start_together", "trace", "traffic",
 ]

@@ -7,9 +7,9 @@ made when their first piece arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,92 +18,69 @@ from weft.comm import Communicator
 from weft.core.layout import Box
 from weft.planner.geometry import volume
 from weft.planner.moving import Moving, Piece, Route, piece_of
-from weft.transport import traffic
-from weft.transport.boxes import part, shape_of
+from weft.transport import boxes, traffic
+from weft.transport.boxes import shape_of
 
-__all__ = ["move_all"]
+__all__ = ["StateMove"]
 
 
-def move_all(
-    plan: Moving, xs: Sequence[Tensor], comm: Communicator, rank: int,
-    make: Callable[[int], Tensor],
-) -> list[Tensor]:
-    """The new local tensors of a rank.
+class StateMove:
+    """What one rank does for a plan; `move(xs, make)` gives its new local tensors.
 
     All ranks of the communicator call it, those without a part in some tensor as well.
 
     Args:
         plan: the same on all ranks.
-        xs: this rank's local tensors; empty ones outside a tensor's source.
         comm: over the ranks of all meshes.
         rank: this rank's number in the world.
-        make: a new local tensor, by the number of the tensor.
     """
-    run = _Run(plan, xs, comm, rank, make)
-    for number, dtype in enumerate(run.dtypes):
-        run.bucket(number, dtype)
-    return [run.at(number) for number in range(len(xs))]
 
+    def __init__(self, plan: Moving, comm: Communicator, rank: int) -> None:
+        self.comm = comm
+        places = {other: place for place, other in enumerate(comm.ranks)}
+        known = {route: _ends(route, rank) for route in dict.fromkeys(plan.routes)}
+        ends = [known[route] for route in plan.routes]
+        self.kept = [
+            None if box is None or not volume(box)
+            else (boxes.part(box, src.outer), boxes.part(box, dst.outer))
+            for box, (src, dst) in zip([route.keeps(rank) for route in plan.routes], ends)
+        ]
+        self.buckets = [
+            (getattr(torch, plan.moves[pieces[0].tensor].dtype),
+             _Buffer(pieces, [src for src, _ in ends], places),
+             _Buffer(pieces, [dst for _, dst in ends], places))
+            for pieces in plan.buckets
+        ]
 
-class _Run:
-    def __init__(
-        self, plan: Moving, xs: Sequence[Tensor], comm: Communicator, rank: int,
-        make: Callable[[int], Tensor],
-    ) -> None:
-        self.plan, self.xs, self.comm, self.rank, self.make = plan, xs, comm, rank, make
-        self.dtypes = [getattr(torch, plan.moves[one[0].tensor].dtype) for one in plan.buckets]
-        self.made: dict[int, Tensor] = {}
-        self.places = {other: place for place, other in enumerate(comm.ranks)}
-        self._ends: dict[int, tuple[_End, _End]] = {}
+    def move(self, xs: Sequence[Tensor], make: Callable[[int], Tensor]) -> list[Tensor]:
+        """The new local tensors of this rank.
 
-    def bucket(self, number: int, dtype: torch.dtype) -> None:
-        """Exchange one bucket."""
-        pieces = self.plan.buckets[number]
-        send = sorted(self._cut(pieces, 0), key=lambda one: one[0])
-        recv = sorted(self._cut(pieces, 1), key=lambda one: one[0])
-        sent, received = self._sizes(send), self._sizes(recv)
-        data = torch.empty(sum(sent), dtype=dtype, device=self.comm.device)
-        _each(data, send, lambda place, box, tensor: place.copy_(
-            part(box, self._ends_of(tensor)[0].outer)(self.xs[tensor])))
-        nbytes = sum(received) * data.element_size()
-        traffic.emit("a state", tuple(map(str, self.comm.axes)), "AllToAll", nbytes)
-        got = self.comm.all_to_all(data, sent, received)
-        del data
-        _each(got, recv, lambda place, box, tensor: part(
-            box, self._ends_of(tensor)[1].outer)(self.at(tensor)).copy_(place))
+        Args:
+            xs: this rank's local tensors; empty ones outside a tensor's source.
+            make: a new local tensor, by the number of the tensor.
+        """
+        made: dict[int, Tensor] = {}
 
-    def at(self, tensor: int) -> Tensor:
-        """The new local tensor, with what this rank has of it already."""
-        found = self.made.get(tensor)
-        if found is None:
-            found = self.made[tensor] = self.make(tensor)
-            route = self.plan.routes[tensor]
-            kept = route.keeps(self.rank)
-            if kept is not None and volume(kept):
-                src, dst = self._ends_of(tensor)
-                part(kept, dst.outer)(found).copy_(part(kept, src.outer)(self.xs[tensor]))
-        return found
+        def at(tensor: int) -> Tensor:
+            """The new local tensor, with what this rank has of it already."""
+            found = made.get(tensor)
+            if found is None:
+                found, kept = made.setdefault(tensor, make(tensor)), self.kept[tensor]
+                if kept is not None:
+                    kept[1](found).copy_(kept[0](xs[tensor]))
+            return found
 
-    def _cut(self, pieces: Sequence[Piece], end: int) -> Iterator[tuple[int, Box, int]]:
-        """(place of the other rank, box, tensor) of what this rank sends (0) or receives (1)."""
-        for tensor, number, num_pieces in pieces:
-            for other, box in self._ends_of(tensor)[end].parts:
-                piece = piece_of(box, number, num_pieces)
-                if volume(piece):
-                    yield self.places[other], piece, tensor
-
-    def _ends_of(self, tensor: int) -> tuple[_End, _End]:
-        route = self.plan.routes[tensor]
-        found = self._ends.get(id(route))
-        if found is None:
-            found = self._ends[id(route)] = _ends(route, self.rank)
-        return found
-
-    def _sizes(self, ordered: Sequence[tuple[int, Box, int]]) -> list[int]:
-        sizes = [0] * self.comm.size
-        for place, group in groupby(ordered, key=lambda one: one[0]):
-            sizes[place] = sum(volume(box) for _, box, _ in group)
-        return sizes
+        for dtype, send, recv in self.buckets:
+            data = torch.empty(sum(send.counts), dtype=dtype, device=self.comm.device)
+            for place, tensor, part in send.places(data):
+                place.copy_(part(xs[tensor]))
+            nbytes = sum(recv.counts) * data.element_size()
+            with traffic.sending(self.comm, "a state", "AllToAll", nbytes):
+                got = self.comm.all_to_all(data, send.counts, recv.counts)
+            del data
+            for place, tensor, part in recv.places(got):
+                part(at(tensor)).copy_(place)
+        return [at(tensor) for tensor in range(len(xs))]
 
 
 class _End(NamedTuple):
@@ -113,23 +90,37 @@ class _End(NamedTuple):
     parts: list[tuple[int, Box]]
 
 
+class _Buffer:
+    """What this rank sends or receives in one bucket, in order; `counts`: elements, by the place of
+    the other rank."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], ends: Sequence[_End], places: Mapping[int, int]
+    ) -> None:
+        found = sorted([
+            (places[other], tensor, box) for tensor, number, num_pieces in pieces
+            for other, whole in ends[tensor].parts
+            if volume(box := piece_of(whole, number, num_pieces))
+        ], key=itemgetter(0))
+        self.counts = [0] * len(places)
+        for place, _, box in found:
+            self.counts[place] += volume(box)
+        self._sizes = [volume(box) for _, _, box in found]
+        self._parts = [
+            (shape_of(box), tensor, boxes.part(box, ends[tensor].outer)) for _, tensor, box in found
+        ]
+
+    def places(self, data: Tensor) -> Iterator[tuple[Tensor, int, boxes.Move]]:
+        """The place of each piece in the buffer, its tensor, and what finds it there."""
+        for place, (shape, tensor, part) in zip(data.split(self._sizes), self._parts):
+            yield place.view(shape), tensor, part
+
+
 def _ends(route: Route, rank: int) -> tuple[_End, _End]:
-    boxes = []
+    held: list[Any] = []
     for layout in (route.src, route.dst):
         at = layout.mesh.coordinate_of_rank(rank)
-        boxes.append(() if at is None else layout.box_at(at))
+        held.append(() if at is None else layout.box_at(at))
     if route.src == route.dst:
-        return _End(boxes[0], []), _End(boxes[1], [])
-    return _End(boxes[0], route.sends(rank)), _End(boxes[1], route.receives(rank))
-
-
-def _each(
-    data: Tensor, ordered: Sequence[tuple[int, Box, int]],
-    do: Callable[[Tensor, Box, int], object],
-) -> None:
-    """Call with the place of each piece in a buffer."""
-    begin = 0
-    for _, box, tensor in ordered:
-        size = volume(box)
-        do(data[begin : begin + size].view(shape_of(box)), box, tensor)
-        begin += size
+        return _End(held[0], []), _End(held[1], [])
+    return _End(held[0], route.sends(rank)), _End(held[1], route.receives(rank))

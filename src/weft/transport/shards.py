@@ -27,9 +27,9 @@ from weft.transport.nodes import (
     transforms,
     with_gradient,
 )
-from weft.transport.traffic import STATE, emit
+from weft.transport.traffic import sending
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "collective"]
 
 _CALL = "an op along a sharded dim"
 
@@ -154,30 +154,27 @@ def _run(x: Tensor, comm: Communicator, kind: str) -> Tensor:
             return _run(x, comm, kind)
     with _DisableAutocast():
         if kind not in _BACK or not (x.requires_grad and torch.is_grad_enabled()):
-            return _send(x.detach(), comm, kind)
+            return collective(x.detach(), comm, kind)
         return with_gradient(
-            x, lambda x: _send(x, comm, kind), lambda grad: _run(grad, comm, _BACK[kind]),
+            x, lambda x: collective(x, comm, kind), lambda grad: _run(grad, comm, _BACK[kind]),
             why="gradient of what all shards know", always=False)
 
 
-def _send(x: Tensor, comm: Communicator, kind: str) -> Tensor:
+def collective(x: Tensor, comm: Communicator, kind: str) -> Tensor:
+    """A reduction of this kind over a group; or "gather" or "scatter", see there."""
+    others = comm.size - 1
     match kind:
         case "gather":  # all ranks' tensors, stacked
-            _tell("S->R", comm, "AllGather", x.nbytes * (comm.size - 1))
-            flat = comm.all_gather(x.contiguous().view(-1), (x.numel(),) * comm.size)
+            with sending(comm, "S->R", "AllGather", x.nbytes * others):
+                flat = comm.all_gather(x.contiguous().view(-1), (x.numel(),) * comm.size)
             return flat.view(comm.size, *x.shape)
         case "scatter":  # of stacked tensors, the sum over the ranks of this rank's own
-            one = x[0]
-            _tell("P(sum)->S", comm, "ReduceScatter", one.nbytes * (comm.size - 1))
-            flat = x.contiguous().view(-1)
-            return comm.reduce_scatter(flat, (one.numel(),) * comm.size, "sum").view(one.shape)
-    _tell(f"P({kind})->R", comm, "AllReduce", -(-2 * x.nbytes * (comm.size - 1) // comm.size))
-    return comm.all_reduce(x, kind)
-
-
-def _tell(transition: str, comm: Communicator, collective: str, nbytes: int) -> None:
-    if STATE.on:
-        emit(transition, tuple(map(str, comm.axes)), collective, nbytes)
+            one, flat = x[0], x.contiguous().view(-1)
+            with sending(comm, "P(sum)->S", "ReduceScatter", one.nbytes * others):
+                flat = comm.reduce_scatter(flat, (one.numel(),) * comm.size, "sum")
+            return flat.view(one.shape)
+    with sending(comm, f"P({kind})->R", "AllReduce", -(-2 * x.nbytes * others // comm.size)):
+        return comm.all_reduce(x, kind)
 
 
 _BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}

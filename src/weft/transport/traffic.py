@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from weft.comm import PROCESS, PROVIDER, source_line
+from weft.comm import PROCESS, PROVIDER, Communicator, source_line
 from weft.core.scopes import Inside, setting
 from weft.transport.log import Event, Log
 from weft.transport.modules import current_module, following_modules
 
 __all__ = [
     "STATE", "Event", "Label", "Log", "Note", "emit", "label", "moving", "note", "record", "resume",
+    "sending",
 ]
 
 
@@ -123,3 +124,14 @@ def emit(transition: str, axes: tuple[str, ...], collective: str, nbytes: int) -
                   mine.reason, mine.module)
     for log in _thread.logs:
         log.events.append(event)
+
+
+def sending(
+    comm: Communicator, what: str, collective: str, nbytes: int
+) -> AbstractContextManager[None]:
+    """Around a collective of a group that carries out no plan: `what` it is, and the bytes that
+    this rank receives."""
+    if not STATE.on or comm.size == 1:
+        return _NOTHING
+    emit(what, tuple(map(str, comm.axes)), collective, nbytes)
+    return moving(what)

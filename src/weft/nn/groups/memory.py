@@ -13,7 +13,9 @@ from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
+from weft.core.layout import Box
 from weft.tensor.meta import Meta, kept
+from weft.transport.boxes import part, shape_of, within
 
 __all__ = ["Packing", "gathered_layout", "packing_of"]
 
@@ -56,10 +58,7 @@ def packing_of(
     return kept(mesh.cache.setdefault("packings", {}), key, make)
 
 
-_Box = tuple[tuple[int, int], ...]
-
-
-def _wider(box: _Box, width: int) -> _Box:
+def _wider(box: Box, width: int) -> Box:
     """A box in elements of another size: the last dim is longer."""
     if width == 1:  # what has no dim is replicated, and keeps its size
         return box
@@ -85,27 +84,22 @@ class Packing:
         coordinates: Sequence[tuple[int, ...]], index: int, widths: Sequence[int] = (),
     ) -> None:
         self.index = index
-        self.shapes: list[list[tuple[int, ...]]] = []
+        boxes = [[
+            (_wider(meta.layout.box_at(at), width), _wider(layout.box_at(at), width))
+            for meta, layout, width in zip(metas, layouts, widths or [1] * len(metas))
+        ] for at in coordinates]
+        self.shapes = [[shape_of(box) for box, _ in mine] for mine in boxes]
         """Per rank, those of the blocks."""
-        self.starts: list[list[tuple[int, ...]]] = []
-        """Per rank, where each begins in this rank's part of the gathered parameter."""
-        for at in coordinates:
-            boxes = [
-                (_wider(meta.layout.box_at(at), width), _wider(layout.box_at(at), width))
-                for meta, layout, width in zip(metas, layouts, widths or [1] * len(metas))
-            ]
-            self.shapes.append([tuple([stop - start for start, stop in box]) for box, _ in boxes])
-            self.starts.append([
-                tuple([mine[0] - whole[0] for mine, whole in zip(box, full)]) for box, full in boxes
-            ])
+        self.parts = [[part(*ends) for ends in mine] for mine in boxes]
+        """Per rank, what finds each in this rank's part of the gathered parameter."""
         self.counts = [[torch.Size(shape).numel() for shape in mine] for mine in self.shapes]
         self.sizes = tuple([sum(mine) for mine in self.counts])
         self.numel = sum(self.sizes)
         first = self.shapes[0]
         alike = all(mine == first for mine in self.shapes) and all(first)
         self.is_even = alike and 0 not in self.counts[0] and all(
-            start == (rank * shape[0], *[0] * (len(shape) - 1))
-            for rank, mine in enumerate(self.starts) for start, shape in zip(mine, first)
+            [at.start for at in within(*ends)] == [rank * shape[0], *[0] * (len(shape) - 1)]
+            for rank, mine in enumerate(boxes) for ends, shape in zip(mine, first)
         )
         """Whether a buffer, seen as a matrix of a row per rank, has each gathered parameter in its
         columns."""
@@ -147,7 +141,7 @@ class Packing:
         for rank, mine in enumerate(flat.split(self.sizes)):
             for at, block in enumerate(mine.split(self.counts[rank])):
                 if block.numel():
-                    parts.append(self._part(wholes[at], rank, at))
+                    parts.append(self.parts[rank][at](wholes[at]))
                     blocks.append(block.view(self.shapes[rank][at]))
         return parts, blocks
 
@@ -155,7 +149,7 @@ class Packing:
         """The packing of some of the parameters."""
         new = object.__new__(Packing)
         new.index, new.is_even = self.index, self.is_even
-        for name in ("shapes", "starts", "counts"):
+        for name in ("shapes", "parts", "counts"):
             setattr(new, name, [
                 [one for one, is_there in zip(mine, there) if is_there]
                 for mine in getattr(self, name)
@@ -174,12 +168,4 @@ class Packing:
 
     def own(self, whole: Tensor, at: int) -> Tensor:
         """This rank's block of a gathered parameter: a view."""
-        return self._part(whole, self.index, at)
-
-    def _part(self, whole: Tensor, rank: int, at: int) -> Tensor:
-        for dim, (start, length) in enumerate(zip(
-            self.starts[rank][at], self.shapes[rank][at]
-        )):
-            if length != whole.shape[dim]:
-                whole = whole.narrow(dim, start, length)
-        return whole
+        return self.parts[self.index][at](whole)

@@ -21,7 +21,7 @@ from weft.ops.attending.blocks import Blocks, Round
 from weft.ops.attending.stretches import Order, Stretch, positions, stretches
 from weft.ops.attending.tiles import Asked, Gradients, Rows
 from weft.ops.precision import wide
-from weft.transport import traffic
+from weft.transport import collective, traffic
 
 __all__ = ["Keys", "attend", "masked_weights"]
 
@@ -68,12 +68,8 @@ class Keys:
 
     def reduced(self, x: Tensor, kind: str) -> Tensor:
         """The reduction over the ranks that hold other keys."""
-        comm = self.others
-        assert comm is not None
-        if traffic.STATE.on:
-            traffic.emit(f"P({kind})->R", tuple(map(str, comm.axes)), "AllReduce",
-                         -(-2 * x.nbytes * (comm.size - 1) // comm.size))
-        return comm.all_reduce(x, kind)
+        assert self.others is not None
+        return collective(x, self.others, kind)
 
 
 def attend(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from weft.ops.all_to_all import AllToAll
 from weft.ops.sorting.unsigned import to_order
-from weft.transport import Shards, traffic
+from weft.transport import Shards, collective, traffic
 
 __all__ = ["Row", "can_key", "first_next", "keys_of", "split"]
 
@@ -47,16 +47,13 @@ class Row(AllToAll):
 
     def gather(self, own: Tensor) -> Tensor:
         """The tensors of all blocks, stacked; without gradient, all of one shape."""
-        size = own.numel()
-        self._tell("samples of all blocks", "all_gather", (self.num - 1) * own.nbytes)
-        flat = self.comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
-        return flat.view(self.num, *own.shape)
+        return collective(own.detach(), self.comm, "gather")
 
     def gather_parts(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
         """Flat tensors of all blocks in order, `sizes[i]` elements of block i."""
-        self._tell("what ranks conclude", "all_gather",
-                   (sum(sizes) - sizes[self.mine]) * own.element_size())
-        return self.comm.all_gather(own.contiguous(), sizes)
+        nbytes = (sum(sizes) - sizes[self.mine]) * own.element_size()
+        with traffic.sending(self.comm, "what ranks conclude", "AllGather", nbytes):
+            return self.comm.all_gather(own.contiguous(), sizes)
 
     def tell(self, value: Any) -> list[Any]:
         """A small Python value of every block, in order."""
@@ -68,10 +65,6 @@ class Row(AllToAll):
         other.comm, other.num, other.mine = self.comm, self.num, self.mine
         other.sizes = tuple(sizes)
         return other
-
-    def _tell(self, what: str, collective: str, nbytes: int) -> None:
-        if traffic.STATE.on and self.num > 1:
-            traffic.emit(what, tuple(map(str, self.comm.axes)), collective, nbytes)
 
 
 def can_key(dtype: str) -> bool:

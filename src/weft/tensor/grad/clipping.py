@@ -23,7 +23,7 @@ from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, written_to
-from weft.transport import traffic
+from weft.transport import collective, traffic
 
 __all__ = ["clip_with_norm", "total_norm"]
 
@@ -114,10 +114,8 @@ def _gathered(
         (), dtype=wide, device=meshes[0].device)
     if comm is None:
         return mine.to(dtype)
-    names = tuple(map(str, comm.axes))
     with traffic.label("clip_grad_norm_", "the norm of all gradients"):
-        traffic.emit("norms of blocks", names, "AllGather", (comm.size - 1) * wide.itemsize)
-        every = comm.all_gather(mine.reshape(1), (1,) * comm.size)
+        every = collective(mine, comm, "gather")
     return torch.linalg.vector_norm(every, order).to(dtype)
 
 

@@ -20,7 +20,8 @@ from torch.optim._muon import (
 
 from weft.comm import BoundMesh
 from weft.tensor.grad.optimizers import opened_lists
-from weft.tensor.placing.owners import buckets, way_to_owners
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.placing.owners import buckets, from_owners, owners_of, to_owners
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import traffic
 
@@ -75,16 +76,18 @@ def _step(
     for _, grad, held in zip(*opened):
         held.lerp_(grad, 1 - momentum)
         directions.append((grad.lerp(held, momentum) if nesterov else held).bfloat16())
-    way = way_to_owners(mesh, grads)
+    given = [
+        local_to_sharded(one, mesh, grad._meta.layout, grad._meta.strides)
+        for one, grad in zip(directions, grads)
+    ]
+    owners, me = owners_of([one.shape for one in grads], mesh.size()), mesh.everyone().index
     with traffic.label("Muon.step", "its iteration is of whole matrices"):
-        whole = way.gather(directions, [one.stride() for one in grads])
-        made = [
-            _zeropower_via_newtonschulz(
-                one, options["ns_coefficients"], options["ns_steps"], options["eps"])
-            for one in whole
-        ]
-        updates = way.spread(made, directions[0])
+        whole = to_owners(mesh, given, owners)
+        for one in [one._local for one, owner in zip(whole, owners) if owner == me]:
+            one.copy_(_zeropower_via_newtonschulz(
+                one, options["ns_coefficients"], options["ns_steps"], options["eps"]))
+        updates = from_owners(mesh, whole, given)
     rate, decay = float(options["lr"]), options["weight_decay"]
-    for grad, param, direction in zip(grads, opened[0], updates):
+    for grad, param, update in zip(grads, opened[0], updates):
         param.mul_(1 - rate * decay)
-        param.add_(direction, alpha=-_adjust_lr(rate, options["adjust_lr_fn"], grad.shape))
+        param.add_(update._local, alpha=-_adjust_lr(rate, options["adjust_lr_fn"], grad.shape))

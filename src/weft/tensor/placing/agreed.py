@@ -19,7 +19,7 @@ from weft.errors import LayoutError, WeftError
 from weft.tensor.placing.sizes import form_of
 from weft.transport.order import memory_order, order_of, strides_like
 
-__all__ = ["agreed_layout", "check_over_ranks", "exchanged"]
+__all__ = ["agreed_layout", "check_over_ranks", "check_same", "exchanged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,23 @@ def exchanged(
                 f"rank {mesh.rank_at(at)}: {text}" for at, (_, text) in wrong
             ], "check what these ranks pass")
     return told
+
+
+def check_same(
+    call: str, mesh: BoundMesh, mine: Any, fact: str, rule: str, fix: str,
+    fault: WeftError | None = None,
+) -> None:
+    """Raise LayoutError on all ranks of the mesh if they say different things: `mine` is what this
+    one says, `fact` may have a place for how many; `fault` as in `exchanged`."""
+    if mesh.here is None:
+        if fault is not None:
+            raise fault
+        return
+    told = exchanged(call, mesh, mine, fault)
+    num = len(set(told))
+    if num > 1:
+        wrong = [f"rank {mesh.rank_at(at)}: {one}" for at, one in enumerate(told)]
+        raise LayoutError(call, fact.format(num), rule, wrong, fix)
 
 
 def _sizes(

@@ -12,7 +12,7 @@ from weft.core import Box, Layout, on_multiples
 from weft.core.integers import integers
 from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import LayoutError, ShardTypeError, WeftError
-from weft.tensor.placing.agreed import exchanged
+from weft.tensor.placing.agreed import check_same, exchanged
 from weft.tensor.placing.arguments import mesh_and_placements, place, shape_of
 from weft.tensor.placing.layouts import check_given, check_tensor, leaf
 from weft.tensor.placing.redistribute import redistribute_to
@@ -86,12 +86,9 @@ def from_callback(
             "partial ones", [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
     layout = _on_chunks(_CALL, layout, chunks)
     block, fault = _block(bound, layout, fn, dtype)
-    if bound.here is not None:
-        told = exchanged(_CALL, bound, None if block is None else str(block.dtype), fault)
-        _check_same(_CALL, bound, told, "fn gives {} dtypes", "the blocks of one tensor have one "
-                    "dtype", "weft.from_callback(..., dtype=torch.float32)")
-    elif fault is not None:
-        raise fault
+    check_same(_CALL, bound, None if block is None else str(block.dtype), "fn gives {} dtypes",
+               "the blocks of one tensor have one dtype",
+               "weft.from_callback(..., dtype=torch.float32)", fault)
     assert block is not None
     return leaf(block, bound, layout, requires_grad)
 
@@ -130,11 +127,10 @@ def to_callback(
             [type(x).__name__], "fn((...,), x), where x is no ShardTensor")
     mesh = x._meta.mesh
     layout = _on_chunks(_OUT, x._meta.layout.without_partial(), chunks)
-    if mesh.here is not None:  # and wait for all of them
-        told = exchanged(_OUT, mesh, f"{layout}, in_turns={in_turns}", None)
-        _check_same(_OUT, mesh, told, "ranks ask for {} ways of writing", "all ranks pass the same "
-                    "arguments", "weft.to_callback(x, fn, chunks=...) with the same chunks on all "
-                    "ranks")
+    check_same(  # and wait for all of them
+        _OUT, mesh, f"{layout}, in_turns={in_turns}", "ranks ask for {} ways of writing",
+        "all ranks pass the same arguments",
+        "weft.to_callback(x, fn, chunks=...) with the same chunks on all ranks")
     block = redistribute_to(x.detach(), layout, _OUT).to_local()
     if mesh.here is None:
         return
@@ -143,16 +139,6 @@ def to_callback(
     for owner in owners:
         mine = owner == mesh.here and _writes(layout, owner)
         exchanged(_OUT, mesh, None, _written(layout.box_at(owner), fn, block) if mine else None)
-
-
-def _check_same(
-    call: str, mesh: BoundMesh, told: list[str], fact: str, rule: str, fix: str
-) -> None:
-    """Raise on all ranks if they say different things."""
-    num = len(set(told))
-    if num > 1:
-        wrong = [f"rank {mesh.rank_at(at)}: {one}" for at, one in enumerate(told)]
-        raise LayoutError(call, fact.format(num), rule, wrong, fix)
 
 
 def _writes(layout: Layout, place: tuple[int, ...]) -> bool:
