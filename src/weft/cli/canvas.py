@@ -51,7 +51,7 @@ def write_png(scene: Scene, path: str, scale: float = 2.0) -> None:
             case Rect():
                 axes.add_patch(patches.Rectangle(
                     (mark.x, mark.y), mark.width, mark.height, facecolor=mark.fill,
-                    edgecolor=mark.border or "none", linewidth=_POINTS, zorder=number))
+                    edgecolor="none", zorder=number))
             case Stroke():
                 # matplotlib counts dashes in thicknesses of the line.
                 dash = 3 / mark.thickness

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from weft.ops.precision import wide, widened
+from weft.ops.precision import widened
 from weft.rules import Call, Last, op, page, rule
 from weft.transport import Shards
 from weft.transport.nodes import REDUCTIONS
@@ -38,7 +38,7 @@ def _layer_norm(
     bias: Tensor | None = None, eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps), with mean and variance over all shards."""
-    rows = x.to(wide(x.dtype))
+    rows = widened(x)
     centered = rows + -_mean(shards, rows, shape)  # the gradient of a mean is summed, then negated
     out = centered * (_mean(shards, centered * centered, shape) + eps).rsqrt()
     if weight is not None:
@@ -53,7 +53,7 @@ def _rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """x / sqrt(mean of x^2 + eps), with the mean over all shards."""
-    rows = x.to(wide(x.dtype))
+    rows = widened(x)
     eps = torch.finfo(rows.dtype).eps if eps is None else eps  # of the dtype torch computes in
     out = rows * (_mean(shards, rows * rows, shape) + eps).rsqrt()
     return (out if weight is None else out * weight).to(x.dtype)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
-from weft.ops.nested_views import viewed
+from weft.ops.nested_views import Placed, viewed
 from weft.propagate import sole_shard
 from weft.rules import Call, Decision, Rule, RuleText, rule
 from weft.rules.factors import dim_list, one_dim
@@ -32,9 +32,6 @@ MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n 
 STACK = rule("{...} -> ... n", along="dim", linear=[0], moves=True)
 UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
 _VIEW = "aten.view.default"
-
-_Part = tuple[tuple[int, ...], tuple[int, ...] | None]
-"""The axes of a dim and its cuts."""
 
 
 def squeezed(
@@ -93,7 +90,7 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
-def _sole(layout: Layout) -> tuple[int, _Part, _Part] | None:
+def _sole(layout: Layout) -> tuple[int, Placed, Placed] | None:
     """The first dim of which one rank of its outer axes has all; these axes, as those of a dim of
     length 1; and what its other axes do."""
     sizes = layout.mesh.axis_sizes

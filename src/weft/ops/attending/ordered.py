@@ -6,17 +6,15 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.stretches import Span, positions, stretches
 from weft.ops.attending.ways import Way
 from weft.rules import OwnRule, TensorArg
 from weft.transport import Shards
 
 __all__ = ["RULE", "default_scale", "ordered"]
-
-_attention: Any = F.scaled_dot_product_attention
 
 
 def ordered(
@@ -26,7 +24,7 @@ def ordered(
     place = positions(stretches((0, query.shape[-2]), order), query.device)
     back = torch.argsort(place)
     given = [one.index_select(-2, back) for one in (query, key, value)]
-    out = _attention(*given, is_causal=True, scale=scale, enable_gqa=_is_grouped(query, key))
+    out = ATTENTION(*given, is_causal=True, scale=scale, enable_gqa=_is_grouped(query, key))
     return out.index_select(-2, place)
 
 
@@ -37,7 +35,7 @@ def _is_grouped(query: Tensor | TensorArg, key: Tensor | TensorArg) -> bool:
 def _string(query: TensorArg, key: TensorArg, value: TensorArg, *_: Any) -> str:
     """As that of `scaled_dot_product_attention`, which refuses shapes that do not fit."""
     given = [torch.empty(one.shape, device="meta") for one in (query, key, value)]
-    _attention(*given, is_causal=True, enable_gqa=_is_grouped(query, key))
+    ATTENTION(*given, is_causal=True, enable_gqa=_is_grouped(query, key))
     queries, keys = ("... (g r)", "... g") if _is_grouped(query, key) else ("...", "...")
     return f"{queries} s~ q!, {keys} t~s q!, {keys} t~s e -> {queries} s e"
 
