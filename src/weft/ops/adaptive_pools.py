@@ -86,7 +86,7 @@ def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
 
 def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
     """torch's pool of the box, with places in the whole dims."""
-    function = getattr(torch.ops.aten, call.op.split(".")[1]).default
+    function = getattr(torch.ops.aten, call.base).default
     pool = partial(function, output_size=[dim.outputs[1] - dim.outputs[0] for dim in dims])
     if len(call.results) == 1:
         return pool

@@ -82,20 +82,14 @@ def _with_dropout(
     if enable_gqa and not key.shape[-3]:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
+        heads = query.shape[-3]
+        key, value = (one.repeat_interleave(heads // one.shape[-3], -3) for one in (key, value))
     scale = default_scale(query) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
     weights = scores.softmax(-1) if mask is None else masked_weights(scores, mask)
     return torch.dropout(weights, p, True) @ value
-
-
-def _repeated(heads: Tensor, num: int) -> Tensor:
-    """Each head as often as queries share it."""
-    *lead, count, length, width = heads.shape
-    shared = heads.unsqueeze(-3).expand(*lead, count, num // count, length, width)
-    return shared.flatten(-4, -3)
 
 
 _FUSED_NDIM = (3, 4) if torch.__version__ >= "2.14" else (4,)

@@ -95,7 +95,7 @@ def _roll_on_box(call: Call, boxed: Boxed) -> OnRank:
 
 def _widths(call: Call) -> dict[int, tuple[int, int]]:
     """Per padded dim, the widths in front and behind. Negative ones crop."""
-    pad, ndim = list(call.arg(1, "pad")), len(call.tensors[0].shape)
+    pad, ndim = list(call.get("pad")), len(call.tensors[0].shape)
     pairs = zip(pad[::2], pad[1::2])
     return {ndim - 1 - at: pair for at, pair in enumerate(pairs) if any(pair)}
 
@@ -115,7 +115,7 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     if value != 0:
         layout = layout.without_partial()
     ndim, shape = len(source.shape), call.results[0].shape
-    pad = list(call.arg(1, "pad"))
+    pad = list(call.get("pad"))
     before = [0] * ndim
     before[ndim - len(pad) // 2 :] = pad[::2][::-1]
     padded = [dim for dim in range(ndim) if layout.dims[dim] and (

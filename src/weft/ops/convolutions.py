@@ -32,7 +32,7 @@ def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
 
 def num_positions(call: Call) -> int:
     """How many dims of positions the op has by its name."""
-    return int(call.op.split(".")[1][-2])
+    return int(call.base[-2])
 
 
 def _pads(call: Call) -> list[tuple[int, int]]:
@@ -78,7 +78,7 @@ def _check(call: Call) -> None:
     if bias and "complex" in call.tensors[2].dtype and "complex" not in call.results[0].dtype:
         raise RuntimeError(f"result type {call.tensors[2].dtype} can't be cast to the desired "
                            f"output type {call.results[0].dtype}")
-    if call.op.split(".")[1].endswith("d") and len(weight) != num_positions(call) + 2:
+    if call.base.endswith("d") and len(weight) != num_positions(call) + 2:
         raise RuntimeError(
             f"Expected {len(weight)}-dimensional input for {len(weight)}-dimensional weight "
             f"{list(weight)}, but got {len(x)}-dimensional input of size {list(x)} instead")

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.core.dtypes import itemsize
 from weft.rules import Call, op, page, rule
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "broadcast_result"]
 
 _PLAIN = rule("{...} -> {...}")
 _LINEAR = rule("..., [...] -> ...", linear=[0])
@@ -26,7 +26,7 @@ _MOVES = rule("... -> ...", linear=[0], moves=True)
 
 def _is_tame(call: Call) -> bool:
     """Whether partial sums may be divided one by one: after division by zero they add up to nan."""
-    return call.arg(1, "other") != 0 and not call.kwargs.get("rounding_mode")
+    return call.get("other") != 0 and not call.kwargs.get("rounding_mode")
 
 
 def _grows_wider(call: Call) -> bool:
@@ -67,9 +67,10 @@ def _of_floats(x: Any, *others: Any, **named: Any) -> Tensor | None:
     return out if by_first else None
 
 
-def _gamma_grad(x: Tensor, output: Tensor) -> Tensor:
-    """torch has no meta kernel."""
-    return x.new_empty(torch.broadcast_shapes(x.shape, output.shape))
+def broadcast_result(*operands: Any) -> Tensor:
+    """Like the first operand, in the shape of all: for ops without a meta kernel."""
+    shapes = [one.shape for one in operands if isinstance(one, Tensor)]
+    return operands[0].new_empty(torch.broadcast_shapes(*shapes))
 
 
 PAGE = page(
@@ -126,5 +127,5 @@ PAGE = page(
     op("prelu", rule("b c ..., c -> b c ...", "..., ... -> ...")),
     op("__lshift__.Scalar __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor", _PLAIN,
        result=_shift),
-    op("_standard_gamma_grad", _PLAIN, result=_gamma_grad),
+    op("_standard_gamma_grad", _PLAIN, result=broadcast_result),
 )

@@ -92,7 +92,7 @@ def _on_box(num: int) -> OnBox:
     def on_box(call: Call, boxed: Boxed) -> OnRank:
         """The pool without padding along dims of which boxes were fetched."""
         windows, namespace = _windows(call, num), torch.ops.aten
-        function = getattr(namespace, call.op.split(".")[1])
+        function = getattr(namespace, call.base)
         kernel, stride, padding, dilation = map(list, zip(*windows))
         fetched = {at.dim - len(call.tensors[0].shape) + num: at for at in boxed.dims if at.box}
         given = {
@@ -215,7 +215,7 @@ def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) 
 
 def _on_columns(call: Call, boxed: Boxed) -> OnRank:
     """The op without padding along dims of which there are boxes."""
-    function = getattr(torch.ops.aten, call.op.split(".")[1])
+    function = getattr(torch.ops.aten, call.base)
     padding = list(each_of(call.get("padding"), 2, 0))
     image: list[int] = list(call.get("output_size") or ())
     for at, dim in enumerate(boxed.dims):

@@ -30,8 +30,8 @@ Layouts = Sequence[Layout]
 def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
     """`slice(x, dim, start, stop, step)`: each shard keeps the elements within its offsets."""
     source = call.tensors[0]
-    dim = one_dim(call.arg(1, "dim", 0), len(source.shape))
-    bounds = slice(call.arg(2, "start"), call.arg(3, "end"), call.arg(4, "step", 1))
+    dim = one_dim(call.get("dim", 0), len(source.shape))
+    bounds = slice(call.get("start"), call.get("end"), call.get("step", 1))
     start, _, step = bounds.indices(source.shape[dim])
     return _sliced(call, layouts[0], dim, start, step, bounds)
 
@@ -39,11 +39,11 @@ def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
 def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
     """`narrow(x, dim, start, length)`; a start given as a tensor is known only at run time."""
     source = call.tensors[0]
-    dim = one_dim(call.arg(1, "dim"), len(source.shape))
-    start = call.arg(2, "start")
+    dim = one_dim(call.get("dim"), len(source.shape))
+    start = call.get("start")
     if not isinstance(start, int):
         return None
-    stop = start + call.arg(3, "length")
+    stop = start + call.get("length")
     bounds = slice(start, None if start < 0 <= stop else stop)
     return _sliced(
         call, layouts[0], dim, start + source.shape[dim] if start < 0 else start, 1, bounds)
@@ -117,9 +117,9 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: consecutive pieces."""
     layout = layouts[0]
     source = call.tensors[0]
-    named = _SPLIT_DIM.get(call.op.split(".")[1])
+    named = _SPLIT_DIM.get(call.base)
     dim = (
-        one_dim(call.arg(2, "dim", 0), len(source.shape)) if named is None
+        one_dim(call.get("dim", 0), len(source.shape)) if named is None
         else min(named, len(source.shape) - 1)
     )
     lengths = [result.shape[dim] for result in call.results]
@@ -128,7 +128,7 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     old = layout.cuts_of(dim)
     # To autograd the pieces of `tensor_split` are separate views, those of `split` are not.
     apart = named is not None or call.op.startswith("aten.tensor_split")
-    given = call.arg(1, "indices", None)
+    given = call.get("indices", None)
     borders = (
         _borders(given, source.shape[dim]) if apart and isinstance(given, (list, tuple))
         else list(accumulate(lengths))[:-1]
@@ -158,9 +158,9 @@ def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
     increase, so the pieces of blocks follow one another in the order of rows, then columns."""
     layout, source = layouts[0], call.tensors[0]
     ndim = len(source.shape)
-    offset = call.arg(1, "offset", 0)
-    one = one_dim(call.arg(2, "dim1", 0), ndim)
-    other = one_dim(call.arg(3, "dim2", 1), ndim)
+    offset = call.get("offset", 0)
+    one = one_dim(call.get("dim1", 0), ndim)
+    other = one_dim(call.get("dim2", 1), ndim)
     kept = [dim for dim in range(ndim) if dim not in (one, other)]
     count = call.results[0].shape[-1]
     axes = layout.dims[one] + layout.dims[other]
@@ -196,7 +196,7 @@ def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     layout, source = layouts[0], call.tensors[0]
     if not layout.dims[-1] and not layout.dims[-2]:
         return Decision((layout,), (layout,))
-    diagonal = _within(call.arg(1, "diagonal", 0), *source.shape[-2:])
+    diagonal = _within(call.get("diagonal", 0), *source.shape[-2:])
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         *_, rows, columns = layout.box_at(coordinate)
@@ -209,16 +209,13 @@ def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
 # elements, and each shard writes its own.
 
 
-def _placed(
-    call: Call, layouts: Layouts, view: Callable[..., Decision],
-    rest: tuple[Any, ...],
-) -> Decision:
-    """`call` writes its second tensor where `view`, an op with the arguments `rest`, would read."""
+def _placed(call: Call, layouts: Layouts, view: Callable[..., Decision]) -> Decision:
+    """`call` writes its second tensor where `view`, an op with the same arguments, would read."""
     target, source = call.tensors
+    named = {name: call.get(name) for name in call.names[2:]}
     layout = _as_source(layouts[0].without_partial(), layouts[1])
     shown = view(
-        Call("", (target, *rest), {}, (TensorArg(source.shape, target.dtype),)), (layout,)
-    )
+        Call("", (target,), named, (TensorArg(source.shape, target.dtype),)), (layout,))
     local: LocalArgs | None = None
     if shown.args is not None:
         of_view = shown.args
@@ -247,16 +244,12 @@ def _as_source(target: Layout, source: Layout) -> Layout:
 
 def _slice_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     """`slice_scatter(x, source, dim, start, end, step)`."""
-    numbers = (
-        call.arg(2, "dim", 0), call.arg(3, "start"), call.arg(4, "end"), call.arg(5, "step", 1)
-    )
-    return _placed(call, layouts, _slice, numbers)
+    return _placed(call, layouts, _slice)
 
 
 def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     """`diagonal_scatter(x, source, offset, dim1, dim2)`."""
-    numbers = call.arg(2, "offset", 0), call.arg(3, "dim1", 0), call.arg(4, "dim2", 1)
-    return _placed(call, layouts, _diagonal, numbers)
+    return _placed(call, layouts, _diagonal)
 
 
 # Compositions.

@@ -40,7 +40,7 @@ def squeezed(
     """The axes of a sharded dim that is dropped come to the last dim, over which products sum: they
     compare what it costs to spread it."""
     (layout,), shape = layouts, call.tensors[0].shape
-    named = call.arg(1, "dim")
+    named = call.get("dim")
     gone = {dim for dim in ([] if named in ((), []) else dim_list(named, len(shape)))
             if shape[dim] == 1}
     sharded = [dim for dim in gone if layout.dims[dim]]
@@ -68,7 +68,7 @@ def unsqueezed(
     if found is None:
         return _by_cuts(UNSQUEEZE, call, wants_grad) if any(layout.cuts) else None
     of, (outer, holder), (axes, cuts) = found
-    at = one_dim(call.arg(1, "dim"), layout.ndim + 1)
+    at = one_dim(call.get("dim"), layout.ndim + 1)
     mine = Layout.make(layout.mesh, (1,), (outer,), (holder,))
     dims, own = list(layout.dims), list(layout.cuts)
     dims[of], own[of] = axes, cuts

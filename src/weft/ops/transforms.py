@@ -53,7 +53,7 @@ class _Transform:
     @classmethod
     def of(cls, call: Call) -> _Transform:
         """That of a call of one of the three."""
-        kind = call.op.split(".")[1].removeprefix("_fft_")
+        kind = call.base.removeprefix("_fft_")
         shape = call.results[0].shape
         dims = tuple([dim % len(shape) for dim in call.args[1]])
         forward = bool(call.args[3]) if kind == "c2c" else kind == "r2c"
@@ -254,7 +254,7 @@ def _longer(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | None:
     """A sharded dim that is to be longer gets its zeros where it is whole, after the exchange."""
-    (source,), (layout,), name = call.tensors, layouts, call.op.split(".")[1]
+    (source,), (layout,), name = call.tensors, layouts, call.base
     is_half = name.startswith("fft_rfft")
     dtype: torch.dtype = getattr(torch, source.dtype)
     if not (dtype.is_floating_point if is_half else dtype.is_complex):

@@ -68,7 +68,7 @@ _LAST_TWO = rule("... a b -> ... b a", "... -> ...", linear=[0], moves=True)
 def _squeeze(call: Call, wants_grad: Any) -> Rule:
     """Drops the dims of global size 1; a shard of length 1 of another dim stays."""
     source = call.tensors[0]
-    ndim, given = len(source.shape), call.arg(1, "dim")
+    ndim, given = len(source.shape), call.get("dim")
     named = () if given in ((), []) else dim_list(given, ndim)
     gone = [dim for dim in named if source.shape[dim] == 1]
     kinds = dims(ndim)
