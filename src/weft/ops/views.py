@@ -81,12 +81,6 @@ def _squeeze(call: Call, wants_grad: Any) -> Rule:
     )
 
 
-def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each is expanded in place, whatever its layout: the results may have different layouts."""
-    shape = torch.broadcast_shapes(*(one.shape for one in tensors))
-    return [one.expand(shape) for one in tensors]
-
-
 def _is_repeated_along(call: Call) -> bool:
     return call.get("dim") is not None and call.get("repeats") > 0 and (
         call.get("output_size") is None)
@@ -221,15 +215,9 @@ PAGE = page(
     op("squeeze_copy", rule(_squeeze)),
     op("unsqueeze", UNSQUEEZE, layouts=unsqueezed, floats_flow=True),
     op("unsqueeze_copy", UNSQUEEZE),
-    op("atleast_1d.default", rule("a ... -> a ...", "-> 1", linear=[0], moves=True)),
-    op("atleast_2d.default",
-       rule("a b ... -> a b ...", "a -> 1 a", "-> 1 1", linear=[0], moves=True)),
-    op("atleast_3d.default", rule("a b c ... -> a b c ...", "a b -> a b 1", "a -> 1 a 1",
-                                  "-> 1 1 1", linear=[0], moves=True)),
     op("expand expand_copy broadcast_to",
        rule("... -> ...", linear=[0], moves=True, sizes="size")),
     op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
-    op("broadcast_tensors", compose=_broadcast_tensors, views_each=True),
     op("repeat_interleave.self_int",
        rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True)),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),

@@ -222,7 +222,6 @@ class Entry:
         result: a meta tensor like the result, of the op's arguments on the meta device; None
             where torch is to be asked. For ops whose meta kernels take long, or are wrong.
         has_meta_gradient: whether torch can differentiate the op on the meta device.
-        views_each: whether each result is a view of its own operand, which the schema hides.
         widens: whether it is a view of which an element is several of the operand's.
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
             operands of each element have one layout, the op may take lists of local tensors
@@ -241,7 +240,6 @@ class Entry:
     writes: bool = False
     result: Callable[..., Any] | None = None
     has_meta_gradient: bool = True
-    views_each: bool = False
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
     local: Callable[..., Any] | None = None
@@ -259,8 +257,8 @@ def op(
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
     floats_flow: bool | None = None, each_call: bool = False, writes: bool | None = None,
     result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
-    views_each: bool = False, widens: bool = False,
-    lists: Literal["", "elements", "blocks"] = "", local: Callable[..., Any] | None = None,
+    widens: bool = False, lists: Literal["", "elements", "blocks"] = "",
+    local: Callable[..., Any] | None = None,
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
@@ -274,7 +272,7 @@ def op(
         floats_flow = layouts is None and all(each.is_string for each in rules)
     return Entry(
         given, rules, kernel, compose, layouts, floats_flow, each_call, writes, result,
-        has_meta_gradient, views_each, widens, lists, local)
+        has_meta_gradient, widens, lists, local)
 
 
 Page = Mapping[str, Entry]
