@@ -53,9 +53,8 @@ def _tables(shifts: Callable[[Call], Mapping[int, Shift]]) -> Tables:
 
 def _mirrors(call: Call) -> dict[int, Shift]:
     shape = call.tensors[0].shape
-    fixed = {"aten.fliplr.default": (1,), "aten.flipud.default": (0,)}
-    dims = [dim % len(shape) for dim in fixed.get(call.op) or call.get("dims")]
-    return {dim: Shift(0, shape[dim], "mirror") for dim in dims}
+    return {
+        dim % len(shape): Shift(0, shape[dim], "mirror") for dim in call.get("dims")}
 
 
 # Rolls: a dim is a ring.
@@ -266,7 +265,7 @@ def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
 
 
 PAGE = page(
-    op("flip fliplr flipud", _windowed(_mirrors)),
+    op("flip", _windowed(_mirrors)),
     op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims")))),
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
                    on_box=_pad_on_box, keeps=False,

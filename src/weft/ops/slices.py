@@ -104,35 +104,15 @@ def _select(x: Tensor, dim: int, index: int) -> Tensor:
     return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
 
 
-_SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
-
-
-def _borders(indices: Any, length: int) -> list[int]:
-    """Where the pieces of `tensor_split` after the first begin. Pieces overlap where an index is
-    less than the one before it."""
-    return [min(max(at + length if at < 0 else at, 0), length) for at in indices]
-
-
 def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: consecutive pieces."""
-    layout = layouts[0]
-    source = call.tensors[0]
-    named = _SPLIT_DIM.get(call.base)
-    dim = (
-        one_dim(call.get("dim", 0), len(source.shape)) if named is None
-        else min(named, len(source.shape) - 1)
-    )
+    """`split`, `split_with_sizes`, `chunk` and their kin: consecutive pieces."""
+    layout, source = layouts[0], call.tensors[0]
+    dim = one_dim(call.get("dim", 0), len(source.shape))
     lengths = [result.shape[dim] for result in call.results]
     if not layout.dims[dim]:
         return Decision((layout,), tuple(layout.recut(dim, size) for size in lengths))
     old = layout.cuts_of(dim)
-    # To autograd the pieces of `tensor_split` are separate views, those of `split` are not.
-    apart = named is not None or call.op.startswith("aten.tensor_split")
-    given = call.get("indices", None)
-    borders = (
-        _borders(given, source.shape[dim]) if apart and isinstance(given, (list, tuple))
-        else list(accumulate(lengths))[:-1]
-    )
+    borders = list(accumulate(lengths))[:-1]
     pieces = tuple(
         layout.recut(dim, size, tuple(min(max(cut - start, 0), size) for cut in old))
         for start, size in zip([0, *borders], lengths)
@@ -142,15 +122,11 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         index = layout.shard_index(dim, coordinate)
         first, end = old[index : index + 2]
         inside = [min(max(border, first), end) - first for border in borders]
-        if apart:
-            return (source, inside, dim), {}
         sizes = [stop - start for start, stop in pairwise([0, *inside, end - first])]
         return (source, sizes, dim), {}
 
-    op = "aten.tensor_split.indices" if apart else "aten.split_with_sizes.default"
-    if call.op.startswith("aten.unsafe_"):  # to autograd they are no views at all
-        op = "aten.unsafe_split_with_sizes.default"
-    return Decision((layout,), pieces, args, op)
+    kind = "unsafe_" if call.base.startswith("unsafe") else ""  # to autograd they are no views
+    return Decision((layout,), pieces, args, f"aten.{kind}split_with_sizes.default")
 
 
 def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
@@ -298,8 +274,8 @@ PAGE = page(
                       serves=lambda call: not sharded_along(call)), compose=_select),
     op("select_copy", rule("... s! -> ...", along="dim", linear=[0], moves=True)),
     op("unbind unbind_copy", rule("... s! -> {...}", along="dim", linear=[0], moves=True)),
-    op("chunk dsplit hsplit split split_copy split_with_sizes split_with_sizes_copy tensor_split "
-       "unsafe_chunk unsafe_split unsafe_split_with_sizes vsplit", layouts=_split),
+    op("chunk split split_copy split_with_sizes split_with_sizes_copy unsafe_chunk unsafe_split "
+       "unsafe_split_with_sizes", layouts=_split),
     op("torch.tensor_split torch.Tensor.tensor_split", compose=_split_where),
     op("diagonal diagonal_copy", layouts=_diagonal),
     op("tril triu", layouts=_triangle),
