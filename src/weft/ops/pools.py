@@ -206,11 +206,10 @@ def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) 
     (x,), (result,) = call.tensors, call.results
     if "int" in x.dtype:
         raise _without_kernel(call)
-    told = {"y0": counts[0], "y1": counts[1], "q": num}
+    known_sizes = {"y0": counts[0], "y1": counts[1], "q": num}
     return bind(
-        parse(text), [x.shape], [result.shape], told=told, linear=((0,),), folds=folds,
-        on_box=_on_columns,
-    )
+        parse(text), [x.shape], [result.shape], known_sizes=known_sizes, linear=((0,),),
+        folds=folds, on_box=_on_columns)
 
 
 def _on_columns(call: Call, boxed: Boxed) -> OnRank:

@@ -4,7 +4,7 @@ A sharded dim of length 1 is on one rank. Where `squeeze` drops it, its axes sha
 instead, all of which is in one shard: nothing is sent. `unsqueeze` gives the axes back to the new
 dim. So the product of rows with one of many sharded matrices is a batch of one product, whose rows
 go to the rank of the matrix if that costs less than to spread the matrix. What other ops do with
-such a tensor where they compare costs: see `propagate.factor_cuts.spread`.
+such a tensor where they compare costs: see `propagate.factor_cuts.spread_sole_shard`.
 """
 
 from __future__ import annotations

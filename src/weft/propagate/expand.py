@@ -21,7 +21,7 @@ from weft.propagate.choose import (
     cut_beside,
     zero_cost_choice,
 )
-from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled, spread
+from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled, spread_sole_shard
 from weft.propagate.local import local_call, window_of, windowed_cuts
 from weft.rules import Call, Decision, Rule, TensorArg
 
@@ -64,7 +64,7 @@ def decide(
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
             order, cuts = cuts_of_factor(frame, layouts, choice, axes)
             if cuts is not None and (rule.unread or not compared.isdisjoint(axes)):
-                cuts = spread(frame, layouts, choice, order, cuts)
+                cuts = spread_sole_shard(frame, layouts, choice, order, cuts)
             for other in axes:
                 if other not in order:
                     choices[other] = None

@@ -145,7 +145,7 @@ class RuleText:
         if self.counts:
             counts = [one for one in self.counts.items() if one[1] in pattern.factors]
             more["counts"] = {call.names.index(name): factor for name, factor in counts}
-            more["told"] = {factor: call.get(name) for name, factor in counts}
+            more["known_sizes"] = {factor: call.get(name) for name, factor in counts}
         return bind(
             pattern, shapes, [result.shape for result in call.results], along, places, **more
         )
