@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.ordered import default_scale
 from weft.ops.attending.sequence import masked_weights
-from weft.ops.attending.ways import Drops, Way
+from weft.ops.attending.ways import Attention, Drops
 from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
@@ -68,10 +68,11 @@ def _over_sequence(
     if dropout_p:
         assert shards.next_key is not None
         drops = Drops(shards.next_key(), dropout_p, query.device, wide(query.dtype))
-    way: Way = shards.once(lambda: Way(shards.mesh, shards.operands, is_causal, enable_gqa))
-    if shards.check is not None and way.axes:
-        shards.check(way.axes)
-    return way.attend([query, key, value, *masks], scale, drops)
+    made: Attention = shards.once(
+        lambda: Attention(shards.mesh, shards.operands, is_causal, enable_gqa))
+    if shards.check is not None and made.axes:
+        shards.check(made.axes)
+    return made.attend([query, key, value, *masks], scale, drops)
 
 
 def _with_dropout(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.stretches import Span, positions, stretches
-from weft.ops.attending.ways import Way
+from weft.ops.attending.ways import Attention
 from weft.rules import OwnRule, TensorArg
 from weft.transport import Shards
 
@@ -46,11 +46,11 @@ def _over_sequence(
 ) -> Tensor:
     """Queries stay, and see the earlier part of each block; or heads are exchanged."""
     heads = [layout.shape[-3] if layout.ndim > 2 else 1 for layout in shards.operands[:2]]
-    way: Way = shards.once(
-        lambda: Way(shards.mesh, shards.operands, True, heads[1] not in (1, heads[0]), order))
-    if shards.check is not None and way.axes:
-        shards.check(way.axes)
-    return way.attend([query, key, value], scale)
+    made: Attention = shards.once(lambda: Attention(
+        shards.mesh, shards.operands, True, heads[1] not in (1, heads[0]), order))
+    if shards.check is not None and made.axes:
+        shards.check(made.axes)
+    return made.attend([query, key, value], scale)
 
 
 RULE = OwnRule("attention in order", _string, linear=((2,),), kernel=_over_sequence)
