@@ -127,11 +127,6 @@ def _backwards(call: Call, num: int) -> list[tuple[int, int, int, int, int]]:
     return list(zip(call.tensors[1].shape[2:], *named))
 
 
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
-    1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d,
-}
-
-
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The convolution without padding along dims of which boxes were fetched."""
     x, weight, bias = *boxed.args[:2], boxed.arg(call, "bias")
@@ -143,7 +138,7 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
         list(each_of(call.get(name), num, 1)) for name in ("stride", "dilation")]
     fetched = {at.dim - len(x.shape) + num for at in boxed.dims if at.box is not None}
     pads = [(0, 0) if at in fetched else pad for at, pad in enumerate(_pads(call))]
-    function = _CONVOLUTIONS[num]
+    function = getattr(torch, f"conv{num}d")
     groups = boxed.arg(call, "groups", 1)
     if any(pad != behind for pad, behind in pads):
         widths = [width for pad in reversed(pads) for width in pad]
@@ -155,15 +150,10 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
     return function, (x, weight, bias, stride, [pad for pad, _ in pads], dilation, groups), {}
 
 
-_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
-    1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d,
-}
-
-
 def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tensor]:
     """The transposed convolution of boxes: cropped to the rank's places, or padded where nothing is
     added to them; then the bias."""
-    function, groups = _TRANSPOSED[num], boxed.arg(call, "groups", 1)
+    function, groups = getattr(torch, f"conv_transpose{num}d"), boxed.arg(call, "groups", 1)
     _, stride, dilation, padding, more = map(list, zip(*_backwards(call, num)))
     widths = [0] * (2 * num)
     for dim in boxed.dims:
@@ -239,7 +229,7 @@ def _by_taps(
     x = F.pad(x, widths) if any(widths) else x
     total = None
     for tap, (first, last), around in taps:
-        one = _CONVOLUTIONS[num](
+        one = getattr(torch, f"conv{num}d")(
             x.narrow(dim, first, last - first), weight.narrow(2 + at, tap, 1), None, strides, even,
             dilation, groups)
         one = F.pad(one, [0, 0] * (num - 1 - at) + [*around]) if any(around) else one

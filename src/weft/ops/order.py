@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.core import Layout
 from weft.core.dtypes import itemsize
 from weft.ops.extrema import shared
+from weft.ops.places import resized
 from weft.ops.sorting.sort import Sorting, as_rows, narrowed
 from weft.ops.sorting.splitting import BlockGroup, can_key, first_next, keys_of, split
 from weft.ops.sorting.unsigned import from_order, to_order
@@ -118,17 +119,11 @@ def _topk(
     values, places = x.topk(each[shards.index], dim, largest, in_order)
     candidates = []
     for own in (values, places + shards.starts[dim]):
-        (every,) = shards.gather(_padded(own, dim, max(each)))
+        (every,) = shards.gather(resized(own, dim, max(each)))
         parts = [part.narrow(dim, 0, count) for part, count in zip(every, each)]
         candidates.append(torch.cat(parts, dim))
     values, which = candidates[0].topk(k, dim, largest, in_order)
     return values, candidates[1].gather(dim, which)
-
-
-def _padded(x: Tensor, dim: int, length: int) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] = length - shape[dim]
-    return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x
 
 
 def _is_small(call: Call) -> bool:

@@ -22,6 +22,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
 from weft.ops.long_lines import Step, is_less, long_line
+from weft.ops.places import resized
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
 
@@ -77,12 +78,12 @@ class _Transform:
         if not any(dim in lengths for dim in dims):
             return function
 
-        def resized(x: Tensor) -> Tensor:
+        def run(x: Tensor) -> Tensor:
             for dim in dims:
-                x = _resized(x, dim, lengths.get(dim, x.shape[dim]))
+                x = resized(x, dim, lengths.get(dim, x.shape[dim]))
             return function(x)
 
-        return resized
+        return run
 
     def _plainly(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
         """As `local`, of dims that have their lengths."""
@@ -100,7 +101,7 @@ class _Transform:
             def function(x: Tensor) -> Tensor:
                 if not x.numel():
                     return self._of_nothing(x.real)
-                x = _resized(x, self.dims[-1], self.length // 2 + 1)
+                x = resized(x, self.dims[-1], self.length // 2 + 1)
                 return _aten._fft_c2r(x, [*others, real], norm, self.length)
         return function
 
@@ -294,7 +295,7 @@ def _irfftn(
     dims = [at % x.dim() for at in dim]
     lengths = [x.shape[at] for at in dims[:-1]] if s is None else list(s[:-1])
     for at, length in zip(dims, lengths):
-        x = _resized(x, at, x.shape[at] if length == -1 else length)
+        x = resized(x, at, x.shape[at] if length == -1 else length)
     last = 2 * (x.shape[dims[-1]] - 1) if s is None or s[-1] == -1 else s[-1]
     if x.shape[dims[-1]] > last // 2 + 1:
         x = x.narrow(dims[-1], 0, last // 2 + 1)
@@ -308,13 +309,6 @@ _NORMS = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
 
 def _complex_of(dtype: torch.dtype) -> torch.dtype:
     return (dtype if dtype.is_floating_point else torch.get_default_dtype()).to_complex()
-
-
-def _resized(x: Tensor, dim: int, length: int) -> Tensor:
-    """With zeros behind the elements of a dim, or without the last ones."""
-    if length <= x.shape[dim]:
-        return x.narrow(dim, 0, length) if length < x.shape[dim] else x
-    return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [0, length - x.shape[dim]])
 
 
 def _irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
