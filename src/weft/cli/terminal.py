@@ -84,8 +84,7 @@ def print_drawing(drawing: Drawing) -> None:
 
 
 def _console() -> Any:
-    """A console of rich, whose import takes longer than a drawing; None if not needed or missing.
-    """
+    """A console of rich, which takes longer to import than to draw; None if not needed or missing."""
     forced = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
     if not forced and not sys.stdout.isatty():
         return None

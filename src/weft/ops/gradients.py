@@ -1,9 +1,9 @@
 """Ops of torch's own gradients, by the gradients of the ops that they belong to.
 
-torch.func's transforms carry out a gradient op by op. Most of its ops torch composes of others. The
-rest belong to ops with windows or with all pairs of rows: these run once more, and the gradient is
-pulled back through their shards, halos and all. The gradient of a slice is a pad, which sends
-nothing; torch writes it into zeros of the whole.
+torch.func's transforms carry out a gradient op by op. torch composes most of its ops of others. The
+rest belong to ops with windows or with all pairs of rows: these run once more, and autograd gives
+the gradient of their shards and halos. The gradient of a slice is a pad, which sends nothing; torch
+writes it into zeros of the whole.
 """
 
 from __future__ import annotations

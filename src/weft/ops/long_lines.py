@@ -116,8 +116,7 @@ def long_line(
 
 
 def _twiddles(x: Tensor, dim: int, start: int, total: int, forward: bool) -> Tensor:
-    """exp(-+ 2 pi i row column / total) for the columns of a block, of which `start` is the first.
-    """
+    """exp(-+ 2 pi i row column / total) for the columns of a block, from `start` on."""
     rows = torch.arange(x.shape[dim], device=x.device)
     columns = torch.arange(start, start + x.shape[dim + 1], device=x.device)
     angle = (rows[:, None] * columns).double() * ((-2 if forward else 2) * math.pi / total)

@@ -68,8 +68,7 @@ def _as_given(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _per_channel(one: Tensor, x: Tensor) -> Tensor:
-    """A number per channel, or per sample and channel, in a shape that broadcasts over positions.
-    """
+    """Numbers per channel, or per sample and channel, in a shape that broadcasts over positions."""
     lead = (1, -1) if one.dim() == 1 else tuple(one.shape)
     return one.reshape(*lead, *[1] * (x.dim() - 2))
 

@@ -1,5 +1,4 @@
-"""From one axis to many: every mesh axis takes its candidate, and together they give layouts.
-"""
+"""From one axis to many: every mesh axis takes its candidate, and together they give layouts."""
 
 from __future__ import annotations
 

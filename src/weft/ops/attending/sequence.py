@@ -27,7 +27,7 @@ __all__ = ["Keys", "attend", "masked_weights"]
 
 _gradients: Any = torch.autograd.grad
 BUFFER_NBYTES = 1 << 18
-"""How much of others' keys and values a round may bring to a rank, and a quarter of what it has."""
+"""Bytes of keys and values that a round may bring to a rank, or a quarter of a block if more."""
 
 
 @dataclass(frozen=True, slots=True)

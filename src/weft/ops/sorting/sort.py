@@ -100,8 +100,7 @@ def _column(length: int, like: Tensor) -> Tensor:
 
 
 def _merging(got: Tensor, counts: Tensor, descending: bool) -> Tensor:
-    """The order that merges what came from all blocks, (blocks, rows) elements of each, into rows.
-    """
+    """The order that merges what came from all blocks, `counts[block, row]` each, into rows."""
     merged = narrowed(got.detach().sort(dim=0, descending=descending, stable=True)[1], len(got))
     num_blocks, num_rows = counts.shape
     if num_rows == 1:
