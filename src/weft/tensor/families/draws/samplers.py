@@ -123,7 +123,7 @@ def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
-    """Drawn in the layout of the shapes; its gradient is that of the distribution function."""
+    """Drawn in the layout of the shapes; its gradient comes from the distribution function's."""
     def sample(source: Source, local: Tensor) -> Tensor:
         tiny = torch.finfo(shape.dtype).tiny
         return rejection.gamma(source, local).to(shape.dtype).clamp_(min=tiny)
