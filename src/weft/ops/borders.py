@@ -125,9 +125,9 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         given[dim], made[dim] = _padded_cuts(layout, dim, before[dim], shape[dim])
     result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
     if not padded:  # cuts that stay say nothing: what one end loses the other may gain
+        cropped = sum([-width for width in pad if width < 0])  # longer dims are cropped alike
         lengths = tuple([
-            Length(
-                ((0, dim),), shape[dim] - source.shape[dim], least=((0, dim, 1 + _cropped(pad)),))
+            Length(((0, dim),), shape[dim] - source.shape[dim], least=((0, dim, 1 + cropped),))
             for dim in range(ndim)
         ])
         return Decision((layout,), (result,), by_form=True, lengths=lengths)
@@ -144,11 +144,6 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         return (source, local, value), {}
 
     return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
-
-
-def _cropped(pad: Sequence[int]) -> int:
-    """How much longer than this a dim has to be, so that each width means the same."""
-    return sum([-width for width in pad if width < 0])
 
 
 def _padded_cuts(

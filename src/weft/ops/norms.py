@@ -308,11 +308,11 @@ def _batch_norm_result(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _layer_norm_result(
-    x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    *_: Any,
+    x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Any = None, *_: Any
 ) -> Tensor | None:
-    """Like the operand, if it is contiguous; torch's meta kernel is a reference in Python."""
-    given = [one for one in (weight, bias) if one is not None]
+    """Like the operand, if it is contiguous; torch's meta kernel is a reference in Python. Of
+    `rms_norm`, the last argument is no bias but eps."""
+    given = [one for one in (weight, bias) if isinstance(one, Tensor)]
     alike = all(list(one.shape) == list(shape) and one.dtype is x.dtype for one in given)
     ends = len(shape) and list(x.shape[-len(shape):]) == list(shape)
     if not (alike and ends and x.is_floating_point() and x.is_contiguous()):
@@ -320,17 +320,11 @@ def _layer_norm_result(
     return torch.empty_like(x)
 
 
-def _rms_norm_result(
-    x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor | None:
-    return _layer_norm_result(x, shape, weight)
-
-
 PAGE = page(
     op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm,
        result=_layer_norm_result),
     op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm,
-       result=_rms_norm_result),
+       result=_layer_norm_result),
     op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",

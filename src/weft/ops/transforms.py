@@ -299,16 +299,13 @@ def _irfftn(
     last = 2 * (x.shape[dims[-1]] - 1) if s is None or s[-1] == -1 else s[-1]
     if x.shape[dims[-1]] > last // 2 + 1:
         x = x.narrow(dims[-1], 0, last // 2 + 1)
-    x = x if x.is_complex() else x.to(_complex_of(x.dtype))
+    if not x.is_complex():
+        x = x.to((x.dtype if x.is_floating_point() else torch.get_default_dtype()).to_complex())
     return _aten._fft_c2r(x, dims, _NORMS[norm], last)
 
 
 _NORMS = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
 """torch's numbers of what an inverse transform divides by: its length, the root of it, nothing."""
-
-
-def _complex_of(dtype: torch.dtype) -> torch.dtype:
-    return (dtype if dtype.is_floating_point else torch.get_default_dtype()).to_complex()
 
 
 def _irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:

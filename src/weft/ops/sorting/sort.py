@@ -88,15 +88,12 @@ def _by_target(order: Tensor, bounds: Tensor) -> Tensor:
     num_rows, length = order.shape
     if num_rows == 1:
         return order.reshape(-1)
-    order = narrowed(order.long() + length * _column(num_rows, order), order.numel())
+    starts = length * torch.arange(num_rows, device=order.device).unsqueeze(1)
+    order = narrowed(order.long() + starts, order.numel())
     at = torch.arange(length, device=order.device).expand(num_rows, -1).contiguous()
     target = torch.searchsorted(bounds[:, 1:-1].contiguous(), at, right=True, out_int32=True)
     del at
     return order.reshape(-1).index_select(0, target.view(-1).argsort(stable=True))
-
-
-def _column(length: int, like: Tensor) -> Tensor:
-    return torch.arange(length, device=like.device).unsqueeze(1)
 
 
 def _merging(got: Tensor, counts: Tensor, descending: bool) -> Tensor:

@@ -225,7 +225,7 @@ def _counted(
     layout = metas[0].layout.without_partial()
     if layout.shape != x.shape:  # a weight of rows, or borders
         layout = Layout.replicated(layout.mesh, x.shape)
-    bins = map_tensors(_plain, bins)
+    bins = map_tensors(lambda x: x.full_tensor() if type(x) is ShardTensor else x, bins)
     if func is torch.histogramdd:
         layout = layout.gathered((1,))
     like = layout if weight is None or weight.shape == x.shape else layout.take((0,))
@@ -240,10 +240,6 @@ def _counted(
     terms = Layout.replicated(layout.mesh, counts.shape).with_partial(layout.sharded_axes)
     counts = counts if mesh.here is not None else counts.flatten()[:0]
     return mesh, local_to_sharded(counts, mesh, terms), borders
-
-
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor() if type(x) is ShardTensor else x
 
 
 PAGE = page(
