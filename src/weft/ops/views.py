@@ -19,7 +19,7 @@ from weft.ops.nested_views import groups, nested
 from weft.ops.regrouped_views import regrouped
 from weft.ops.sole_holder import UNSQUEEZE, squeezed, unsqueezed
 from weft.rules import Call, Decision, Rule, RuleText, op, page, rule
-from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
+from weft.rules.factors import dim_list, dims, names, one_dim
 
 __all__ = ["PAGE"]
 
@@ -75,7 +75,7 @@ def _squeeze(call: Call, wants_grad: Any) -> Rule:
     return Rule(
         (tuple([() if dim in gone else factor for dim, factor in enumerate(kinds)]),),
         (tuple([factor for dim, factor in enumerate(kinds) if dim not in gone]),),
-        dict(zip(names(ndim), source.shape)), linear=IDENTITY, moves=True,
+        dict(zip(names(ndim), source.shape)), linear=((0,),), moves=True,
         op="aten.squeeze.dims" if gone else "aten.alias.default",
         args=(source, gone) if gone else (source,),
     )
@@ -143,7 +143,7 @@ def _view(call: Call, wants_grad: Any) -> Rule:
         for dim in range(start, len(shape)):  # nothing to move
             made[dim], sizes[f"{mark}{dim}"] = (f"{mark}{dim}",), shape[dim]
             whole.add(f"{mark}{dim}")
-    return Rule((tuple(old),), (tuple(new),), sizes, whole=frozenset(whole), linear=IDENTITY,
+    return Rule((tuple(old),), (tuple(new),), sizes, whole=frozenset(whole), linear=((0,),),
                 moves=True, size_arg=1)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Interval
 from weft.ops.attending.fused import ATTENTION
-from weft.ops.attending.stretches import Span, positions, stretches
+from weft.ops.attending.stretches import positions, stretches
 from weft.ops.attending.ways import Attention
 from weft.rules import OwnRule, TensorArg
 from weft.transport import Shards
@@ -18,7 +19,7 @@ __all__ = ["RULE", "default_scale", "ordered"]
 
 
 def ordered(
-    query: Tensor, key: Tensor, value: Tensor, order: tuple[Span, ...], scale: float
+    query: Tensor, key: Tensor, value: Tensor, order: tuple[Interval, ...], scale: float
 ) -> Tensor:
     """On whole sequences: in the order of positions, and back."""
     place = positions(stretches((0, query.shape[-2]), order), query.device)
@@ -41,7 +42,7 @@ def _string(query: TensorArg, key: TensorArg, value: TensorArg, *_: Any) -> str:
 
 
 def _over_sequence(
-    shards: Shards, query: Tensor, key: Tensor, value: Tensor, order: tuple[Span, ...],
+    shards: Shards, query: Tensor, key: Tensor, value: Tensor, order: tuple[Interval, ...],
     scale: float,
 ) -> Tensor:
     """Queries stay, and see the earlier part of each block; or heads are exchanged."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from weft.core import Interval
 from weft.ops.attending import fused
-from weft.ops.attending.stretches import Span, Stretch
+from weft.ops.attending.stretches import Stretch
 from weft.ops.precision import wide
 
 __all__ = ["Options", "Gradients", "Noise", "Rows"]
@@ -27,7 +28,7 @@ _TILE_SCORES = {"cpu": 1 << 17, "meta": 1 << 17}
 
 _TILE_SCORES_OF_DEVICES = 1 << 24
 
-Noise = Callable[[Span, Span], Tensor]
+Noise = Callable[[Interval, Interval], Tensor]
 """(rows, columns) -> what weights of these positions are multiplied by."""
 
 

@@ -93,10 +93,18 @@ def sparse_(
     return tensor
 
 
+def _filled(fill_: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def initialize(**given: Any) -> Tensor:
+        """Filled without a gradient: each rank its own elements."""
+        return fill_(**given)
+
+    return initialize
+
+
 PAGE = page(
-    op("torch.nn.init.uniform_", compose=_init._no_grad_uniform_, each_call=True),
-    op("torch.nn.init.normal_", compose=_init._no_grad_normal_, each_call=True),
-    op("torch.nn.init.constant_", compose=_init._no_grad_fill_, each_call=True),
+    op("torch.nn.init.uniform_", compose=_filled(_init._no_grad_uniform_), each_call=True),
+    op("torch.nn.init.normal_", compose=_filled(_init._no_grad_normal_), each_call=True),
+    op("torch.nn.init.constant_", compose=_filled(_init._no_grad_fill_), each_call=True),
     op("torch.nn.init.kaiming_uniform_", each_call=True, compose=_kaiming(
         lambda w, std, generator: w.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std,
                                              generator=generator))),
