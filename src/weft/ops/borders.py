@@ -99,16 +99,11 @@ def _widths(call: Call) -> dict[int, tuple[int, int]]:
     return {ndim - 1 - at: pair for at, pair in enumerate(pairs) if any(pair)}
 
 
-def _pad(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
-    """A value is padded on the ranks of the ends; other modes fetch the border that they repeat."""
+def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
+    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
+    most of the result with one of them. Other modes fetch the border that they repeat."""
     if call.get("mode", "constant") != "constant":
         return None
-    return _pad_with_value(call, layouts, wants_grad)
-
-
-def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
-    most of the result with one of them."""
     value = call.get("value") or 0
     layout, source = layouts[0], call.tensors[0]
     if value != 0:
@@ -264,7 +259,7 @@ PAGE = page(
     op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims")))),
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
                    on_box=_pad_on_box, keeps=False,
-                   serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
+                   serves=_repeats_border), layouts=_pad_with_value, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
     op("unfold unfold_copy", rule(_unfold_view, linear=[0], moves=True),
        rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box, keeps=False)),

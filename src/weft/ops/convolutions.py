@@ -70,10 +70,6 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
 
 def _check(call: Call) -> None:
     """Raise torch's errors, which its meta kernel does not, on ranks without data, too."""
-    def least(name: str) -> int:
-        given = call.get(name)
-        return 1 if given is None or isinstance(given, str) else min(each_of(given, 1, 1))
-
     x, weight, *bias = [one.shape for one in call.tensors]
     if bias and "complex" in call.tensors[2].dtype and "complex" not in call.results[0].dtype:
         raise RuntimeError(f"result type {call.tensors[2].dtype} can't be cast to the desired "
@@ -93,14 +89,18 @@ def _check(call: Call) -> None:
         raise RuntimeError(
             f"Given transposed={int(turned)}, weight of size {list(weight)}, expected bias to be "
             f"1-dimensional with {rows} elements, but got bias of size {list(bias[0])} instead")
-    if least("output_padding") < 0:
-        raise RuntimeError("negative output_padding is not supported")
-    if least("padding") < 0:
-        raise RuntimeError("negative padding is not supported")
-    if least("stride") <= 0:
-        raise RuntimeError("non-positive stride is not supported")
-    if least("dilation") <= 0:
-        raise RuntimeError("dilation should be greater than zero")
+    for name, least, said in _LEAST:
+        given = call.get(name)
+        if given is not None and not isinstance(given, str) and min(each_of(given, 1, 1)) < least:
+            raise RuntimeError(said)
+
+
+_LEAST = (
+    ("output_padding", 0, "negative output_padding is not supported"),
+    ("padding", 0, "negative padding is not supported"),
+    ("stride", 1, "non-positive stride is not supported"),
+    ("dilation", 1, "dilation should be greater than zero"),
+)
 
 
 def _transposed(call: Call, batch: str, num: int) -> str:
