@@ -140,7 +140,7 @@ BOUNDS: list[Bound] = [
     Bound("bags_max", lambda a: F.embedding_bag(torch.arange(64).view(8, 8) % a.shape[0], a,
                                                 mode="max"), {"rows": (1152, 0)}),
     # A square of each shard, and sums of squares.
-    Bound("qr", lambda a: torch.linalg.qr(a), {"rows": (3072, 1536)}),
+    Bound("linalg_qr", lambda a: torch.linalg.qr(a), {"rows": (3072, 1536)}),
     Bound("svdvals", lambda a: torch.linalg.svdvals(a), {"rows": (3072, 768)}),
     Bound("lstsq", lambda a: torch.linalg.lstsq(a, a[:, :1])[0], {"rows": (3168, 768)}),
     # Borders and windows: what neighbours hold of them; repeats: what a block shows of the whole.

@@ -196,11 +196,11 @@ def test_shapes_that_do_not_fit(text: str, operands: list, results: list) -> Non
 
 def test_a_call_finds_its_tensors_in_order() -> None:
     a, b, c = (TensorArg((size,), "float32") for size in (1, 2, 3))
-    call = Call("aten.cat.default", ([a, b], 0), {"other": c}, (a,))
-    assert call.tensors == (a, b, c)
-    assert call.arg(1, "dim", 7) == 0
-    assert call.arg(2, "other") == c
-    assert call.arg(5, "dim", 7) == 7
+    call = Call("aten.cat.default", ([a, b], 0), {"other": c}, (a,), ("tensors", "dim", "last"))
+    assert call.tensors == (a, b, c) and call.base == "cat"
+    assert call.get("dim", 7) == 0
+    assert call.get("other") == c
+    assert call.get("last", 7) == call.get("none", 7) == 7
 
 
 def test_an_argument_tells_the_size_of_a_factor() -> None:

@@ -27,7 +27,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """By which way attention goes, where there is a choice: an exchange of heads; parts of blocks
     by torch's kernel; whole blocks without it."""
     by_heads = request.param == "heads"
-    monkeypatch.setattr(ways.Way, "_by_heads", lambda *_: by_heads)
+    monkeypatch.setattr(ways.Attention, "_by_heads", lambda *_: by_heads)
     if request.param == "blocks":
         monkeypatch.setattr(sequence, "BUFFER_NBYTES", 1)
     if request.param == "tiles":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -75,19 +74,18 @@ def test_a_slice_of_a_whole_dim_is_called_as_it_is() -> None:
     ("op", "args", "pieces"),
     [
         ("split.Tensor", (3,), [3, 3, 2]), ("split_with_sizes.default", ([3, 0, 5],), [3, 0, 5]),
-        ("chunk.default", (2,), [4, 4]), ("tensor_split.sections", (3,), [3, 3, 2]),
+        ("chunk.default", (2,), [4, 4]),
     ],
 )
 def test_pieces_follow_one_another_in_every_shard(
     op: str, args: tuple[Any, ...], pieces: list[int]
 ) -> None:
     decision = decision_of(op, *args, length=8, results=pieces, sizes=(1, 6, 1))
-    apart = op.startswith("tensor_split")  # autograd takes its pieces for views of their own
-    assert decision.op == f"aten.{'tensor_split.indices' if apart else 'split_with_sizes.default'}"
+    assert decision.op == "aten.split_with_sizes.default"
     for place, (sizes, dim) in enumerate(local_args(decision)):
         assert dim == 0
         due = [result.sizes_of(0)[place] for result in decision.results]
-        assert sizes == ([*accumulate(due)][:-1] if apart else due)
+        assert sizes == due
 
 
 def test_only_the_outer_shards_pad() -> None:

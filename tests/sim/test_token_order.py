@@ -45,7 +45,7 @@ def test_values_and_gradients(
     heads: int, key_heads: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank's part, in shards that the order is made for, and in others."""
-    monkeypatch.setattr(ways.Way, "_by_heads", lambda *_: way == "heads")
+    monkeypatch.setattr(ways.Attention, "_by_heads", lambda *_: way == "heads")
     if way == "blocks":
         monkeypatch.setattr(sequence, "BUFFER_NBYTES", 1)
     if way == "tiles":
@@ -94,7 +94,7 @@ def test_work_of_the_ranks(zigzag: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     """Scores that a rank computes: in the order of positions 1, 3, 5 and 7 parts of 16."""
     ranks, length = 4, 64
     order, tensors = weft.zigzag(length, ranks), operands(1, 1, length)
-    monkeypatch.setattr(ways.Way, "_by_heads", lambda *_: False)
+    monkeypatch.setattr(ways.Attention, "_by_heads", lambda *_: False)
     kernel, scores = fused.attend, Counter()
 
     def counted(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:

@@ -38,8 +38,8 @@ def new_figure(
     return figure
 
 
-def write_png(scene: Scene, path: str, scale: float = 2.0) -> None:
-    """Write a scene as PNG, with `scale` dots per pixel of the scene."""
+def write_png(scene: Scene, path: str) -> None:
+    """Write a scene as PNG, with two dots per pixel of the scene."""
     figure = new_figure(scene.width / _DPI, scene.height / _DPI, path)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, scene.width)
@@ -51,7 +51,7 @@ def write_png(scene: Scene, path: str, scale: float = 2.0) -> None:
             case Rect():
                 axes.add_patch(patches.Rectangle(
                     (mark.x, mark.y), mark.width, mark.height, facecolor=mark.fill,
-                    edgecolor=mark.border or "none", linewidth=_POINTS, zorder=number))
+                    edgecolor="none", zorder=number))
             case Stroke():
                 # matplotlib counts dashes in thicknesses of the line.
                 dash = 3 / mark.thickness
@@ -63,7 +63,7 @@ def write_png(scene: Scene, path: str, scale: float = 2.0) -> None:
                 _write(axes, mark, number)
             case _:
                 assert_never(mark)
-    figure.savefig(path, dpi=_DPI * scale)
+    figure.savefig(path, dpi=2 * _DPI)
 
 
 def _write(axes: Any, label: Label, number: int) -> None:

@@ -84,8 +84,7 @@ def print_drawing(drawing: Drawing) -> None:
 
 
 def _console() -> Any:
-    """A console of rich, whose import takes longer than a drawing; None if not needed or missing.
-    """
+    """A console of rich, imported only where it is needed; None elsewhere, or if it is missing."""
     forced = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
     if not forced and not sys.stdout.isatty():
         return None

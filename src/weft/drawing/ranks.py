@@ -33,11 +33,6 @@ class RankSet(NamedTuple):
     num_runs: int
     run: Callable[[int], tuple[int, int]] | None
 
-    @property
-    def first(self) -> int | None:
-        """The lowest rank, if it is known."""
-        return self.run(0)[0] if self.run else None
-
     def texts(self) -> list[str]:
         """Names of the ranks, from the longest text to the shortest: `0-3,8-11`."""
         if self.run is None:

@@ -19,14 +19,13 @@ Anchor = str
 
 
 class Rect(NamedTuple):
-    """A rectangle; colours are `#rrggbb`, or None for no border."""
+    """A rectangle, filled with a colour, `#rrggbb`."""
 
     x: float
     y: float
     width: float
     height: float
     fill: str
-    border: str | None = None
 
 
 class Stroke(NamedTuple):

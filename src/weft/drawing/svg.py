@@ -28,9 +28,8 @@ def svg(scene: Scene) -> str:
 def _element(mark: Mark) -> str:
     match mark:
         case Rect():
-            border = f' stroke="{mark.border}"' if mark.border else ""
             return (f'<rect x="{mark.x:.1f}" y="{mark.y:.1f}" width="{mark.width:.1f}" '
-                    f'height="{mark.height:.1f}" fill="{mark.fill}"{border}/>')
+                    f'height="{mark.height:.1f}" fill="{mark.fill}"/>')
         case Stroke():
             dashes = ' stroke-dasharray="3 3"' if mark.dashed else ""
             return (f'<line x1="{mark.x1:.1f}" y1="{mark.y1:.1f}" x2="{mark.x2:.1f}" '

@@ -55,7 +55,7 @@ def sketch(layout: Layout, width: int = 24, height: int = 7) -> list[Line]:
     return _panels(picture, frame, Colours(picture.ranks), 2 * width)
 
 
-def fitting(layout: Layout, width: int = 80) -> Grid:
+def fitting(layout: Layout, width: int) -> Grid:
     """The blocks of a layout that fit into `width` characters."""
     for columns in _FEWER:
         picture = grid(layout, Limits(rows=12, columns=columns, panels=16))

@@ -156,8 +156,7 @@ def _says_what_was_read(tensors: DryTensors) -> Iterator[None]:
 
 
 class _Script:
-    """What a script that is run takes for its own: its module, and its number in the environment.
-    """
+    """What a script takes for its own: its module, and its number in the environment."""
 
     def get_state(self) -> tuple[Any, str | None]:
         return sys.modules.get("__main__"), os.environ.get("RANK")

@@ -40,13 +40,13 @@ __all__ = ["DryTensors", "by_weft"]
 _aten = torch.ops.aten
 _META = torch.device("meta")
 _KNOWN_NUMEL = 1 << 20
-"""So large may a tensor be whose values are kept."""
+"""The most elements of a tensor whose values are kept."""
 
 _VALUE = "_weft_value"
 """The attribute of a meta tensor that holds its values."""
 
 _STATE = torch.Generator().get_state().shape
-"""Of a state of torch's generator on the CPU."""
+"""The shape of a state of torch's generator on the CPU."""
 
 _COPIES = _aten._to_copy.default
 _PACKS = _aten._pack_padded_sequence.default

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from weft.core import Interval
 from weft.core.integers import integers
 from weft.errors import LayoutError
 from weft.ops.attending.ordered import RULE, default_scale, ordered
-from weft.ops.attending.stretches import Span
 from weft.tensor import ShardTensor
 from weft.tensor.call.own.functions import OwnFunction
 
@@ -40,7 +40,7 @@ class TokenOrder:
         spans: the stretches of positions in this order, each as (first, one past the last).
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[Interval, ...]
 
     @property
     def length(self) -> int:

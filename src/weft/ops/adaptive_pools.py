@@ -8,7 +8,7 @@ that its places read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.ops.convolutions import num_positions
 from weft.ops.places import apart, counted, taken
 from weft.ops.pools import with_places
-from weft.ops.taps import Making, OnDevices, Parts, Taps, num_pieces, resampled
+from weft.ops.taps import Making, Parts, Taps, num_pieces, resampled
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -86,7 +86,7 @@ def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
 
 def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
     """torch's pool of the box, with places in the whole dims."""
-    function = getattr(torch.ops.aten, call.op.split(".")[1]).default
+    function = getattr(torch.ops.aten, call.base).default
     pool = partial(function, output_size=[dim.outputs[1] - dim.outputs[0] for dim in dims])
     if len(call.results) == 1:
         return pool
@@ -122,18 +122,22 @@ def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[
     """Of each part the greatest element and its place; a few parts at a time, because they are
     copied (`_found`)."""
     num = num_positions(call)
-    sizes, given, starts = [], [], []
+    sizes, rows, starts = [], [], []
     for dim, (before, after) in zip(dims, _lengths(call)):
         start, stop = dim.outputs
         places = _taps(before, after, torch.float32).places[:, start:stop]
         sizes.append(len(places))
         starts.append(0 if dim.box is None else dim.box[0])
-        given.append(places.T.flatten())
-    rows = OnDevices(given)
+        rows.append(places.T.flatten())
     lengths = [dim.length for dim in dims]
 
+    @cache
+    def rows_on(device: torch.device) -> list[Tensor]:
+        with torch.inference_mode(False):  # a later call may save them for its backward
+            return [row.to(device, copy=True) for row in rows]
+
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        mine: Any = rows.on(x.device)
+        mine = rows_on(x.device)
         planes = x.detach().flatten(0, -num - 1).unsqueeze(1)
         boxes = [row - start for row, start in zip(mine, starts)]
         counts = [len(planes), *[len(row) // size for row, size in zip(mine, sizes)]]

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.ordered import default_scale
 from weft.ops.attending.sequence import masked_weights
-from weft.ops.attending.ways import Drops, Way
+from weft.ops.attending.ways import Attention, Drops
 from weft.ops.precision import wide
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
@@ -68,10 +68,11 @@ def _over_sequence(
     if dropout_p:
         assert shards.next_key is not None
         drops = Drops(shards.next_key(), dropout_p, query.device, wide(query.dtype))
-    way: Way = shards.once(lambda: Way(shards.mesh, shards.operands, is_causal, enable_gqa))
-    if shards.check is not None and way.axes:
-        shards.check(way.axes)
-    return way.attend([query, key, value, *masks], scale, drops)
+    made: Attention = shards.once(
+        lambda: Attention(shards.mesh, shards.operands, is_causal, enable_gqa))
+    if shards.check is not None and made.axes:
+        shards.check(made.axes)
+    return made.attend([query, key, value, *masks], scale, drops)
 
 
 def _with_dropout(
@@ -82,20 +83,14 @@ def _with_dropout(
     if enable_gqa and not key.shape[-3]:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
+        heads = query.shape[-3]
+        key, value = (one.repeat_interleave(heads // one.shape[-3], -3) for one in (key, value))
     scale = default_scale(query) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
     weights = scores.softmax(-1) if mask is None else masked_weights(scores, mask)
     return torch.dropout(weights, p, True) @ value
-
-
-def _repeated(heads: Tensor, num: int) -> Tensor:
-    """Each head as often as queries share it."""
-    *lead, count, length, width = heads.shape
-    shared = heads.unsqueeze(-3).expand(*lead, count, num // count, length, width)
-    return shared.flatten(-4, -3)
 
 
 _FUSED_NDIM = (3, 4) if torch.__version__ >= "2.14" else (4,)

@@ -54,9 +54,8 @@ def _tables(shifts: Callable[[Call], Mapping[int, Shift]]) -> Tables:
 
 def _mirrors(call: Call) -> dict[int, Shift]:
     shape = call.tensors[0].shape
-    fixed = {"aten.fliplr.default": (1,), "aten.flipud.default": (0,)}
-    dims = [dim % len(shape) for dim in fixed.get(call.op) or call.get("dims")]
-    return {dim: Shift(0, shape[dim], "mirror") for dim in dims}
+    return {
+        dim % len(shape): Shift(0, shape[dim], "mirror") for dim in call.get("dims")}
 
 
 # Rolls: a dim is a ring.
@@ -96,27 +95,22 @@ def _roll_on_box(call: Call, boxed: Boxed) -> OnRank:
 
 def _widths(call: Call) -> dict[int, tuple[int, int]]:
     """Per padded dim, the widths in front and behind. Negative ones crop."""
-    pad, ndim = list(call.arg(1, "pad")), len(call.tensors[0].shape)
+    pad, ndim = list(call.get("pad")), len(call.tensors[0].shape)
     pairs = zip(pad[::2], pad[1::2])
     return {ndim - 1 - at: pair for at, pair in enumerate(pairs) if any(pair)}
 
 
-def _pad(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
-    """A value is padded on the ranks of the ends; other modes fetch the border that they repeat."""
+def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
+    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
+    most of the result with one of them. Other modes fetch the border that they repeat."""
     if call.get("mode", "constant") != "constant":
         return None
-    return _pad_with_value(call, layouts, wants_grad)
-
-
-def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
-    most of the result with one of them."""
     value = call.get("value") or 0
     layout, source = layouts[0], call.tensors[0]
     if value != 0:
         layout = layout.without_partial()
     ndim, shape = len(source.shape), call.results[0].shape
-    pad = list(call.arg(1, "pad"))
+    pad = list(call.get("pad"))
     before = [0] * ndim
     before[ndim - len(pad) // 2 :] = pad[::2][::-1]
     padded = [dim for dim in range(ndim) if layout.dims[dim] and (
@@ -127,9 +121,9 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         given[dim], made[dim] = _padded_cuts(layout, dim, before[dim], shape[dim])
     result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
     if not padded:  # cuts that stay say nothing: what one end loses the other may gain
+        cropped = sum([-width for width in pad if width < 0])  # longer dims are cropped alike
         lengths = tuple([
-            Length(
-                ((0, dim),), shape[dim] - source.shape[dim], least=((0, dim, 1 + _cropped(pad)),))
+            Length(((0, dim),), shape[dim] - source.shape[dim], least=((0, dim, 1 + cropped),))
             for dim in range(ndim)
         ])
         return Decision((layout,), (result,), by_form=True, lengths=lengths)
@@ -146,11 +140,6 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         return (source, local, value), {}
 
     return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
-
-
-def _cropped(pad: Sequence[int]) -> int:
-    """How much longer than this a dim has to be, so that each width means the same."""
-    return sum([-width for width in pad if width < 0])
 
 
 def _padded_cuts(
@@ -273,12 +262,12 @@ def _roll_result(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
 
 
 PAGE = page(
-    op("flip fliplr flipud", _windowed(_mirrors)),
+    op("flip", _windowed(_mirrors)),
     op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims"))),
        result=_roll_result),
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
                    on_box=_pad_on_box, keeps=False,
-                   serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
+                   serves=_repeats_border), layouts=_pad_with_value, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
     op("unfold unfold_copy", rule(_unfold_view, linear=[0], moves=True),
        rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box, keeps=False)),

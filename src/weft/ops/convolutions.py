@@ -32,7 +32,7 @@ def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
 
 def num_positions(call: Call) -> int:
     """How many dims of positions the op has by its name."""
-    return int(call.op.split(".")[1][-2])
+    return int(call.base[-2])
 
 
 def _pads(call: Call) -> list[tuple[int, int]]:
@@ -70,15 +70,11 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
 
 def _check(call: Call) -> None:
     """Raise torch's errors, which its meta kernel does not, on ranks without data, too."""
-    def least(name: str) -> int:
-        given = call.get(name)
-        return 1 if given is None or isinstance(given, str) else min(each_of(given, 1, 1))
-
     x, weight, *bias = [one.shape for one in call.tensors]
     if bias and "complex" in call.tensors[2].dtype and "complex" not in call.results[0].dtype:
         raise RuntimeError(f"result type {call.tensors[2].dtype} can't be cast to the desired "
                            f"output type {call.results[0].dtype}")
-    if call.op.split(".")[1].endswith("d") and len(weight) != num_positions(call) + 2:
+    if call.base.endswith("d") and len(weight) != num_positions(call) + 2:
         raise RuntimeError(
             f"Expected {len(weight)}-dimensional input for {len(weight)}-dimensional weight "
             f"{list(weight)}, but got {len(x)}-dimensional input of size {list(x)} instead")
@@ -93,14 +89,18 @@ def _check(call: Call) -> None:
         raise RuntimeError(
             f"Given transposed={int(turned)}, weight of size {list(weight)}, expected bias to be "
             f"1-dimensional with {rows} elements, but got bias of size {list(bias[0])} instead")
-    if least("output_padding") < 0:
-        raise RuntimeError("negative output_padding is not supported")
-    if least("padding") < 0:
-        raise RuntimeError("negative padding is not supported")
-    if least("stride") <= 0:
-        raise RuntimeError("non-positive stride is not supported")
-    if least("dilation") <= 0:
-        raise RuntimeError("dilation should be greater than zero")
+    for name, least, said in _LEAST:
+        given = call.get(name)
+        if given is not None and not isinstance(given, str) and min(each_of(given, 1, 1)) < least:
+            raise RuntimeError(said)
+
+
+_LEAST = (
+    ("output_padding", 0, "negative output_padding is not supported"),
+    ("padding", 0, "negative padding is not supported"),
+    ("stride", 1, "non-positive stride is not supported"),
+    ("dilation", 1, "dilation should be greater than zero"),
+)
 
 
 def _transposed(call: Call, batch: str, num: int) -> str:
@@ -127,11 +127,6 @@ def _backwards(call: Call, num: int) -> list[tuple[int, int, int, int, int]]:
     return list(zip(call.tensors[1].shape[2:], *named))
 
 
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
-    1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d,
-}
-
-
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The convolution without padding along dims of which boxes were fetched."""
     x, weight, bias = *boxed.args[:2], boxed.arg(call, "bias")
@@ -143,7 +138,7 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
         list(each_of(call.get(name), num, 1)) for name in ("stride", "dilation")]
     fetched = {at.dim - len(x.shape) + num for at in boxed.dims if at.box is not None}
     pads = [(0, 0) if at in fetched else pad for at, pad in enumerate(_pads(call))]
-    function = _CONVOLUTIONS[num]
+    function = getattr(torch, f"conv{num}d")
     groups = boxed.arg(call, "groups", 1)
     if any(pad != behind for pad, behind in pads):
         widths = [width for pad in reversed(pads) for width in pad]
@@ -155,15 +150,10 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
     return function, (x, weight, bias, stride, [pad for pad, _ in pads], dilation, groups), {}
 
 
-_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
-    1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d,
-}
-
-
 def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tensor]:
     """The transposed convolution of boxes: cropped to the rank's places, or padded where nothing is
     added to them; then the bias."""
-    function, groups = _TRANSPOSED[num], boxed.arg(call, "groups", 1)
+    function, groups = getattr(torch, f"conv_transpose{num}d"), boxed.arg(call, "groups", 1)
     _, stride, dilation, padding, more = map(list, zip(*_backwards(call, num)))
     widths = [0] * (2 * num)
     for dim in boxed.dims:
@@ -239,7 +229,7 @@ def _by_taps(
     x = F.pad(x, widths) if any(widths) else x
     total = None
     for tap, (first, last), around in taps:
-        one = _CONVOLUTIONS[num](
+        one = getattr(torch, f"conv{num}d")(
             x.narrow(dim, first, last - first), weight.narrow(2 + at, tap, 1), None, strides, even,
             dilation, groups)
         one = F.pad(one, [0, 0] * (num - 1 - at) + [*around]) if any(around) else one

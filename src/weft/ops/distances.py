@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
-from weft.ops.precision import wide
+from weft.ops.precision import wide, widened
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Shards
 
@@ -34,7 +34,7 @@ _CDIST = "...>0 m>0 k!, ... n>0 k! -> ... m n"
 def _cdist(shards: Shards, x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tensor:
     """The norm over the shards of the distances that each shard's columns give."""
     own = torch.cdist(x, y, p, _MODES[compute_mode or 0])
-    total = shards.psum(_power(own.to(wide(own.dtype)), p))
+    total = shards.psum(_power(widened(own), p))
     return _power(total, 1 / p).to(own.dtype)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.core.dtypes import itemsize
 from weft.rules import Call, op, page, rule
 
-__all__ = ["PAGE", "result_like"]
+__all__ = ["PAGE", "broadcast_result", "result_like"]
 
 _PLAIN = rule("{...} -> {...}")
 _LINEAR = rule("..., [...] -> ...", linear=[0])
@@ -27,7 +27,7 @@ _MOVES = rule("... -> ...", linear=[0], moves=True)
 
 def _is_tame(call: Call) -> bool:
     """Whether partial sums may be divided one by one: after division by zero they add up to nan."""
-    return call.arg(1, "other") != 0 and not call.kwargs.get("rounding_mode")
+    return call.get("other") != 0 and not call.kwargs.get("rounding_mode")
 
 
 def _grows_wider(call: Call) -> bool:
@@ -131,9 +131,10 @@ def _filled(x: Tensor, mask: Tensor, value: Any, **named: Any) -> Tensor | None:
     return result_like(x, x.dtype, [mask])
 
 
-def _gamma_grad(x: Tensor, output: Tensor) -> Tensor:
-    """torch has no meta kernel."""
-    return x.new_empty(torch.broadcast_shapes(x.shape, output.shape))
+def broadcast_result(*operands: Any) -> Tensor:
+    """Like the first operand, in the shape of all: for ops without a meta kernel."""
+    shapes = [one.shape for one in operands if isinstance(one, Tensor)]
+    return operands[0].new_empty(torch.broadcast_shapes(*shapes))
 
 
 PAGE = page(
@@ -160,7 +161,7 @@ PAGE = page(
         """, _PLAIN),
     op(
         """
-        abs absolute acos acosh asin asinh atan atan2 atanh ceil clamp clamp_max clamp_min
+        abs absolute acos acosh asin asinh atan atan2 atanh ceil clamp_max clamp_min
         copysign cos cosh digamma elu erf erfc erfinv exp exp2 expm1 floor fmax fmin fmod
         frac gelu hardsigmoid hardswish hypot leaky_relu lgamma log log10 log1p log2
         logaddexp logaddexp2 maximum minimum mish nan_to_num pow reciprocal relu remainder
@@ -173,6 +174,8 @@ PAGE = page(
         logical_not logical_or logical_xor lt ne not_equal
         """, _PLAIN, result=_true_or_false),
     op("bitwise_and bitwise_not bitwise_or bitwise_xor", _PLAIN, result=_of_bits),
+    op("clamp", _PLAIN, result=lambda x, *bounds, **named: (
+        _of_floats(x, *bounds, **named) if bounds else None)),
     op("neg", _LINEAR, result=_of_floats),
     op("negative positive _neg_view conj _conj conj_physical _conj_physical resolve_conj "
        "resolve_neg real imag deg2rad rad2deg ldexp", _LINEAR),
@@ -200,5 +203,5 @@ PAGE = page(
     op("prelu", rule("b c ..., c -> b c ...", "..., ... -> ...")),
     op("__lshift__.Scalar __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor", _PLAIN,
        result=_shift),
-    op("_standard_gamma_grad", _PLAIN, result=_gamma_grad),
+    op("_standard_gamma_grad", _PLAIN, result=broadcast_result),
 )

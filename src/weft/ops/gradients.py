@@ -1,9 +1,9 @@
 """Ops of torch's own gradients, by the gradients of the ops that they belong to.
 
-torch.func's transforms carry out a gradient op by op. Most of its ops torch composes of others. The
-rest belong to ops with windows or with all pairs of rows: these run once more, and the gradient is
-pulled back through their shards, halos and all. The gradient of a slice is a pad, which sends
-nothing; torch writes it into zeros of the whole.
+torch.func's transforms carry out a gradient op by op. torch composes most of its ops of others. The
+rest belong to ops with windows or with all pairs of rows: these run once more, and autograd gives
+the gradient of their shards and halos. The gradient of a slice is a pad, which sends nothing; torch
+writes it into zeros of the whole.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ def _max_pool(
     return planes.reshape(x.shape)
 
 
-def _cdist(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
-    """Of the first operand; torch asks for the other one by the same op."""
-    return _pulled(lambda x: torch.cdist(x, y, p), (x,), grad)[0]  # type: ignore[return-value]
+def _cdist(x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
+    return torch.cdist(x, y, p)
 
 
 def _grid_sampler(
@@ -208,7 +207,7 @@ PAGE = page(
     op("_adaptive_avg_pool2d", compose=_adaptive, each_call=True),
     op("_adaptive_avg_pool2d_backward", compose=_adaptive_pool, each_call=True),
     op("grid_sampler_2d_backward", compose=_grid_sampler, each_call=True),
-    op("_cdist_backward", compose=_cdist, each_call=True),
+    op("_cdist_backward", compose=_of_input(_cdist), each_call=True),
     op("native_layer_norm_backward", compose=_layer_norm, each_call=True),
     op("native_batch_norm_backward", compose=_batch_norm, each_call=True),
 )

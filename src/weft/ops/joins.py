@@ -35,17 +35,6 @@ def _cat(call: Call, wants_grad: Any) -> Rule:
     )
 
 
-def _hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 1 (1-D: in dim 0): any dim may be sharded, the joined one too."""
-    tensors = [torch.atleast_1d(one) for one in tensors]
-    return torch.cat(tensors, 0 if tensors[0].dim() == 1 else 1)
-
-
-def _vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 0, 1-D tensors as rows: any dim may be sharded, the joined one too."""
-    return torch.cat([torch.atleast_2d(one) for one in tensors], 0)
-
-
 def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
     """Blocks padded to the whole width, then a `cat` of rows: any dim may be sharded."""
     blocks = [torch.atleast_2d(one) for one in tensors]
@@ -63,7 +52,5 @@ def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
 PAGE = page(
     op("cat concat concatenate", rule(_cat)),
     op("stack", STACK, layouts=stacked, floats_flow=True),
-    op("hstack", compose=_hstack),
-    op("vstack row_stack", compose=_vstack),
     op("block_diag", compose=_block_diag),
 )

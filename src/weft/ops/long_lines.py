@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout, balanced_cuts
+from weft.ops.places import resized
 
 __all__ = ["Step", "is_less", "long_line"]
 
@@ -115,8 +116,7 @@ def long_line(
 
 
 def _twiddles(x: Tensor, dim: int, start: int, total: int, forward: bool) -> Tensor:
-    """exp(-+ 2 pi i row column / total) for the columns of a block, of which `start` is the first.
-    """
+    """exp(-+ 2 pi i row column / total) for the columns of a block, from `start` on."""
     rows = torch.arange(x.shape[dim], device=x.device)
     columns = torch.arange(start, start + x.shape[dim + 1], device=x.device)
     angle = (rows[:, None] * columns).double() * ((-2 if forward else 2) * math.pi / total)
@@ -148,8 +148,7 @@ def _with_zeros(layout: Layout, dim: int, total: int) -> Step:
         once = (place == 0) | (2 * place == total)
         weight = torch.where(once, 1.0, 2.0).to(x.dtype)
         x = x * weight.reshape(-1, *[1] * (x.dim() - dim - 1))
-        more = stop - start - x.shape[dim]
-        return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [0, more])
+        return resized(x, dim, stop - start)
 
     assert half == total // 2 + 1
     return Step(layout, local, after, on_mesh=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.ops.elementwise import result_like
 from weft.ops.indexing.row_exchange import first_told
-from weft.ops.precision import HALF, wide
+from weft.ops.precision import HALF, wide, widened
 from weft.ops.reductions import in_half
 from weft.ops.softmax import log_softmax
 from weft.rules import Call, Entry, op, page, rule
@@ -109,7 +109,7 @@ def _cross_entropy(
         each = torch.ops.aten.cross_entropy_loss(
             x, target, weight, _NONE, ignore_index, smoothing)
         return _total(shards, each, target, weight, reduction, ignore_index, dim)
-    logp = log_softmax(shards.along(dim), x.to(wide(x.dtype)), dim)
+    logp = log_softmax(shards.along(dim), widened(x), dim)
     if target.is_floating_point():
         count = shards.layout.shape[dim]
         spread = target * (1 - smoothing) + smoothing / count if smoothing else target

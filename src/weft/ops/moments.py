@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.ops.extrema import extreme_text, extremum
 from weft.ops.idle import empty_summary, unless_idle
-from weft.ops.precision import HALF, wide
+from weft.ops.precision import HALF, wide, widened
 from weft.ops.reductions import in_half, is_rounded_once, of_all, without
 from weft.rules import Call, Entry, op, page, rule
 from weft.rules.factors import dim_list, sharded_along
@@ -36,7 +36,7 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., Any]:
         if correction is None:
             correction = int(unbiased)
         dims = dim_list(dim, shards.layout.ndim)
-        mean, squares, count = _moments(shards, x.to(wide(x.dtype)), dims)
+        mean, squares, count = _moments(shards, widened(x), dims)
         spread = squares / max(count - correction, 0)
         spread = _root(spread) if root else spread
         spread = without(spread.to(x.dtype.to_real()), dims, keepdim)
@@ -94,7 +94,7 @@ def _norm(
 
 def _norm_of_all(shards: Shards, x: Tensor, order: float, dims: tuple[int, ...]) -> Tensor:
     """The norm of all shards' elements, keeping dims, half precision in float32."""
-    x = _widened(x)
+    x = widened(x)
     if math.isinf(order):
         largest = extremum(shards, x.abs(), dims, True, True)
         return shards.psum(largest) if largest.requires_grad else shards.pmax(largest)
@@ -105,12 +105,6 @@ def _norm_of_all(shards: Shards, x: Tensor, order: float, dims: tuple[int, ...])
         own = own.real if x.is_complex() else own
     norms = shards.of_filled(shards.gather(own)[0])
     return norms.sum(0) if order == 0 else torch.linalg.vector_norm(norms, order, 0)
-
-
-def _widened(x: Tensor) -> Tensor:
-    """Half precision as float32, complex numbers too."""
-    real = wide(x.dtype.to_real())
-    return x.to(real.to_complex() if x.is_complex() else real)
 
 
 def _nanmean(
@@ -125,7 +119,7 @@ def _nanmean(
 
 def _vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """The sum of products in float32, rounded once it is complete."""
-    return (_widened(x).conj() * y).sum(dim).to(x.dtype)
+    return (widened(x).conj() * y).sum(dim).to(x.dtype)
 
 
 def _cosine_rule(call: Call, wants_grad: Any) -> str:

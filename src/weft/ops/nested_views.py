@@ -16,7 +16,7 @@ from typing import Any
 from weft.core import Layout
 from weft.rules import Call, Decision
 
-__all__ = ["groups", "nested", "viewed"]
+__all__ = ["Placed", "groups", "nested", "viewed"]
 
 Placed = tuple[tuple[int, ...], tuple[int, ...] | None]
 """The axes that shard a dim, and its cuts."""

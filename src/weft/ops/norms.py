@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from weft.ops.precision import wide, widened
+from weft.ops.precision import widened
 from weft.rules import Call, Last, op, page, rule
 from weft.transport import Shards
 from weft.transport.nodes import REDUCTIONS
@@ -38,7 +38,7 @@ def _layer_norm(
     bias: Tensor | None = None, eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps), with mean and variance over all shards."""
-    rows = x.to(wide(x.dtype))
+    rows = widened(x)
     centered = rows + -_mean(shards, rows, shape)  # the gradient of a mean is summed, then negated
     out = centered * (_mean(shards, centered * centered, shape) + eps).rsqrt()
     if weight is not None:
@@ -53,7 +53,7 @@ def _rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """x / sqrt(mean of x^2 + eps), with the mean over all shards."""
-    rows = x.to(wide(x.dtype))
+    rows = widened(x)
     eps = torch.finfo(rows.dtype).eps if eps is None else eps  # of the dtype torch computes in
     out = rows * (_mean(shards, rows * rows, shape) + eps).rsqrt()
     return (out if weight is None else out * weight).to(x.dtype)
@@ -68,8 +68,7 @@ def _as_given(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _per_channel(one: Tensor, x: Tensor) -> Tensor:
-    """A number per channel, or per sample and channel, in a shape that broadcasts over positions.
-    """
+    """Numbers per channel, or per sample and channel, in a shape that broadcasts over positions."""
     lead = (1, -1) if one.dim() == 1 else tuple(one.shape)
     return one.reshape(*lead, *[1] * (x.dim() - 2))
 
@@ -309,11 +308,11 @@ def _batch_norm_result(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _layer_norm_result(
-    x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    *_: Any,
+    x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Any = None, *_: Any
 ) -> Tensor | None:
-    """Like the operand, if it is contiguous; torch's meta kernel is a reference in Python."""
-    given = [one for one in (weight, bias) if one is not None]
+    """Like the operand, if it is contiguous; torch's meta kernel is a reference in Python. Of
+    `rms_norm`, the last argument is no bias but eps."""
+    given = [one for one in (weight, bias) if isinstance(one, Tensor)]
     alike = all(list(one.shape) == list(shape) and one.dtype is x.dtype for one in given)
     ends = len(shape) and list(x.shape[-len(shape):]) == list(shape)
     if not (alike and ends and x.is_floating_point() and x.is_contiguous()):
@@ -321,17 +320,11 @@ def _layer_norm_result(
     return torch.empty_like(x)
 
 
-def _rms_norm_result(
-    x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor | None:
-    return _layer_norm_result(x, shape, weight)
-
-
 PAGE = page(
     op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm,
        result=_layer_norm_result),
     op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm,
-       result=_rms_norm_result),
+       result=_layer_norm_result),
     op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",

@@ -18,8 +18,9 @@ from torch import Tensor
 from weft.core import Layout
 from weft.core.dtypes import itemsize
 from weft.ops.extrema import shared
+from weft.ops.places import resized
 from weft.ops.sorting.sort import Sorting, as_rows, narrowed
-from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
+from weft.ops.sorting.splitting import BlockGroup, can_key, first_next, keys_of, split
 from weft.ops.sorting.unsigned import from_order, to_order
 from weft.rules import Call, Entry, Text, op, page, rule
 from weft.rules.factors import dim_list, sharded_along
@@ -29,6 +30,7 @@ __all__ = ["PAGE"]
 
 
 # Which is cheaper, a kernel or whole rows.
+
 
 def _entry(
     names: str, *texts: Text, serves: Callable[[Call], bool], kernel: Callable[..., Any],
@@ -56,8 +58,8 @@ def _of_whole_rows(text: Text) -> Text:
     return found
 
 
-def _is_alone(call: Call) -> bool:
-    """Whole rows where another dim is long enough for the axes."""
+def _has_no_room(call: Call) -> bool:
+    """Where no other dim is long enough for the axes."""
     (layout,), dim = call.layouts, call.get("dim", -1)
     return can_key(call.tensors[0].dtype) and 0 not in layout.shape and not _can_move(
         layout, dim % layout.ndim)
@@ -72,9 +74,8 @@ def _can_move(layout: Layout, dim: int) -> bool:
     )
 
 
-def _are_few(call: Call) -> bool:
-    """Whole rows where another dim is long enough for the axes and samples would take more bytes.
-    """
+def _few_samples(call: Call) -> bool:
+    """Where no other dim is long enough for the axes, or samples take fewer bytes than rows."""
     layout = call.layouts[0]
     dims = dim_list(call.get("dim"), layout.ndim)
     if not layout.ndim or 0 in layout.shape or not can_key(call.tensors[0].dtype):
@@ -100,7 +101,7 @@ def _sort(
     """Each shard is sorted; elements are sent to the shard where they belong and merged there."""
     (dim,) = shards.dims
     rows, others = as_rows(to_order(x), dim)
-    done = Sorting(Row(shards), rows, descending, shards.layout.cuts_of(dim))
+    done = Sorting(BlockGroup(shards), rows, descending, shards.layout.cuts_of(dim))
     values, places = done.values, done.places()
     del done, rows  # and with it the orders, which are as large as what is left
     values, places = (
@@ -118,17 +119,11 @@ def _topk(
     values, places = x.topk(each[shards.index], dim, largest, in_order)
     candidates = []
     for own in (values, places + shards.starts[dim]):
-        (every,) = shards.gather(_padded(own, dim, max(each)))
+        (every,) = shards.gather(resized(own, dim, max(each)))
         parts = [part.narrow(dim, 0, count) for part, count in zip(every, each)]
         candidates.append(torch.cat(parts, dim))
     values, which = candidates[0].topk(k, dim, largest, in_order)
     return values, candidates[1].gather(dim, which)
-
-
-def _padded(x: Tensor, dim: int, length: int) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] = length - shape[dim]
-    return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x
 
 
 def _is_small(call: Call) -> bool:
@@ -154,7 +149,7 @@ class _Rows:
 
     def __init__(self, shards: Shards, x: Tensor, dims: Sequence[int]) -> None:
         self.shards, self.dims = shards, dims
-        self.row = Row(shards, shards.counts(x, dims))
+        self.group = BlockGroup(shards, shards.counts(x, dims))
         last = x.movedim(tuple(dims), tuple(range(-len(dims), 0))).flatten(-len(dims))
         self.rows, self.others = as_rows(last, -1)
         self.in_order, order = self.rows.detach().sort(dim=-1, stable=True)
@@ -164,13 +159,13 @@ class _Rows:
         """Per row, the number of NaNs in the whole row."""
         if not self.rows.is_floating_point():
             return torch.zeros(len(self.rows), dtype=torch.long, device=self.rows.device)
-        return self.row.gather(self.rows.isnan().sum(-1)).sum(0)
+        return self.group.gather(self.rows.isnan().sum(-1)).sum(0)
 
     def pick(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """The elements of these ranks (rows, cuts) and, for a single dim, their positions; shaped
         as the tensor, with the cuts at the position of the (first) dim."""
-        before = split(self.row, self.in_order, ranks)
-        at = before[self.row.mine]
+        before = split(self.group, self.in_order, ranks)
+        at = before[self.group.mine]
         if not self.rows.shape[1]:
             places = keys = torch.zeros_like(at)
             values = self.rows.sum(-1, keepdim=True).to(self.rows.dtype).expand_as(at)
@@ -179,7 +174,7 @@ class _Rows:
             places = self.order.gather(-1, inside).long()
             keys = keys_of(self.in_order.gather(-1, inside))
             values = self.rows.gather(-1, places)
-        owned = first_next(self.row, before, keys) == self.row.mine
+        owned = first_next(self.group, before, keys) == self.group.mine
         values = torch.where(owned, values, torch.zeros((), dtype=values.dtype))
         places = torch.where(owned, places + self.shards.starts[self.dims[0]], 0)
         return self._joined(values), self._joined(places)
@@ -209,7 +204,7 @@ def _median(ignores_nans: bool) -> Callable[..., Any]:
     def kernel(shards: Shards, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         dims = dim_list(dim, x.dim())
         rows = _Rows(shards, x.detach() if dim is None else x, dims)
-        nans, count = rows.num_nans(), sum(rows.row.sizes)
+        nans, count = rows.num_nans(), sum(rows.group.sizes)
         ranks = (count - nans - 1).clamp(min=0) // 2
         if not ignores_nans:  # the first NaN, if any
             ranks = torch.where(nans > 0, count - nans, ranks)
@@ -240,7 +235,7 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
 
 def _has_room(call: Call) -> bool:
     """Where another dim is long enough for the axes, if there are any."""
-    return not sharded_along(call, -1) or not _is_alone(call)
+    return not sharded_along(call, -1) or not _has_no_room(call)
 
 
 def _levels(call: Call, wants_grad: Sequence[bool]) -> str:
@@ -272,7 +267,7 @@ def _quantiles(rows: _Rows, q: Tensor, ignores_nans: bool, interpolation: str) -
     """As in torch: interpolated between the elements of the two nearest ranks."""
     if not bool(((q >= 0) & (q <= 1)).all()):
         raise RuntimeError("quantile() q values must be in the range [0, 1]")
-    nans, count = rows.num_nans().unsqueeze(-1), sum(rows.row.sizes)
+    nans, count = rows.num_nans().unsqueeze(-1), sum(rows.group.sizes)
     if ignores_nans:
         ranks = (q * (count - nans - 1)).clamp(min=0)
     else:
@@ -289,15 +284,15 @@ def _quantiles(rows: _Rows, q: Tensor, ignores_nans: bool, interpolation: str) -
 _MEDIAN = ("... s~ -> ...", "... s~ -> ..., ...")
 
 PAGE = page(
-    _entry("sort", "... s~ -> ... s, ... s", default=-1, serves=_is_alone, kernel=_sort),
+    _entry("sort", "... s~ -> ... s, ... s", default=-1, serves=_has_no_room, kernel=_sort),
     op("topk", rule("... s~ -> ... t, ... t", along="dim", default=-1, serves=_is_small),
        rule("... s! -> ... t, ... t", along="dim", default=-1, serves=_has_room),
        kernel=_topk, compose=_cut_off),
-    _entry("kthvalue", "... s~ -> ..., ...", default=-1, serves=_are_few, kernel=_kthvalue),
+    _entry("kthvalue", "... s~ -> ..., ...", default=-1, serves=_few_samples, kernel=_kthvalue),
     op("mode", rule("... s! -> ..., ...", along="dim", default=-1, serves=_has_room),
        compose=_mode),
-    _entry("median", *_MEDIAN, serves=_are_few, kernel=_median(False)),
-    _entry("nanmedian", *_MEDIAN, serves=_are_few, kernel=_median(True)),
-    _entry("quantile", _levels, serves=_are_few, kernel=_quantile(False)),
-    _entry("nanquantile", _levels, serves=_are_few, kernel=_quantile(True)),
+    _entry("median", *_MEDIAN, serves=_few_samples, kernel=_median(False)),
+    _entry("nanmedian", *_MEDIAN, serves=_few_samples, kernel=_median(True)),
+    _entry("quantile", _levels, serves=_few_samples, kernel=_quantile(False)),
+    _entry("nanquantile", _levels, serves=_few_samples, kernel=_quantile(True)),
 )

@@ -1,4 +1,4 @@
-"""Places counted over several dims; elements at such places, of which autograd keeps them alone."""
+"""Places counted over several dims, elements at such places, and dims of other lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.transport.nodes import with_gradient
 
-__all__ = ["apart", "counted", "taken"]
+__all__ = ["apart", "counted", "resized", "taken"]
 
 
 def apart(place: Tensor, lengths: Sequence[int]) -> list[Tensor]:
@@ -50,3 +50,10 @@ def _put(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
         return out
 
     return with_gradient(values, do, taken, places)
+
+
+def resized(x: Tensor, dim: int, length: int) -> Tensor:
+    """With zeros behind the elements of a dim, or without the last ones."""
+    if length <= x.shape[dim]:
+        return x.narrow(dim, 0, length) if length < x.shape[dim] else x
+    return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [0, length - x.shape[dim]])

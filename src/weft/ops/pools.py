@@ -92,7 +92,7 @@ def _on_box(num: int) -> OnBox:
     def on_box(call: Call, boxed: Boxed) -> OnRank:
         """The pool without padding along dims of which boxes were fetched."""
         windows, namespace = _windows(call, num), torch.ops.aten
-        function = getattr(namespace, call.op.split(".")[1])
+        function = getattr(namespace, call.base)
         kernel, stride, padding, dilation = map(list, zip(*windows))
         fetched = {at.dim - len(call.tensors[0].shape) + num: at for at in boxed.dims if at.box}
         given = {
@@ -206,16 +206,15 @@ def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) 
     (x,), (result,) = call.tensors, call.results
     if "int" in x.dtype:
         raise _without_kernel(call)
-    told = {"y0": counts[0], "y1": counts[1], "q": num}
+    known_sizes = {"y0": counts[0], "y1": counts[1], "q": num}
     return bind(
-        parse(text), [x.shape], [result.shape], told=told, linear=((0,),), folds=folds,
-        on_box=_on_columns,
-    )
+        parse(text), [x.shape], [result.shape], known_sizes=known_sizes, linear=((0,),),
+        folds=folds, on_box=_on_columns)
 
 
 def _on_columns(call: Call, boxed: Boxed) -> OnRank:
     """The op without padding along dims of which there are boxes."""
-    function = getattr(torch.ops.aten, call.op.split(".")[1])
+    function = getattr(torch.ops.aten, call.base)
     padding = list(each_of(call.get("padding"), 2, 0))
     image: list[int] = list(call.get("output_size") or ())
     for at, dim in enumerate(boxed.dims):

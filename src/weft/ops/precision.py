@@ -15,4 +15,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in that dtype; of complex numbers, both parts."""
+    if x.is_complex():
+        return x.to(wide(x.dtype.to_real()).to_complex())
     return x.float() if x.dtype in HALF else x

@@ -45,13 +45,10 @@ def _recurrence(
     exact = wide(dtype)
     with _DisableAutocast():
         a, b = a.to(exact), b.to(exact)
-        start = b.new_zeros(_without(b, dim)) if initial is None else initial.to(exact)
+        lead = b.shape[:dim] + b.shape[dim + 1 :]
+        start = b.new_zeros(lead) if initial is None else initial.to(exact)
         before, _ = _States.apply(a, b, start, dim, reverse, shards)  # type: ignore[misc]
         return torch.addcmul(b, a, before).to(dtype)
-
-
-def _without(x: Tensor, dim: int) -> list[int]:
-    return [length for at, length in enumerate(x.shape) if at != dim]
 
 
 class _States(torch.autograd.Function):

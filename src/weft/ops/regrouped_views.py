@@ -18,15 +18,13 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout, default_cuts
 from weft.ops.algorithm import Local
+from weft.ops.indexing.index_layouts import Axes, Cuts
 from weft.ops.indexing.rows import known_rows
 from weft.ops.nested_views import groups
 from weft.ops.places import apart
 from weft.rules import Call, Decision
 
 __all__ = ["regrouped"]
-
-Axes = tuple[int, ...]
-Cuts = tuple[int, ...] | None
 
 
 def regrouped(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Local | None:

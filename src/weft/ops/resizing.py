@@ -28,10 +28,6 @@ _MODES = {
 }
 
 
-def _name(call: Call) -> str:
-    return call.op.split(".")[1]
-
-
 def _scales(call: Call) -> tuple[float | None, ...]:
     """Per dim of positions, the scale that the call gives."""
     num = len(call.results[0].shape) - 2
@@ -52,7 +48,7 @@ def _resized(call: Call) -> list[Resized]:
     x, out = call.tensors[0], call.results[0]
     dtype = torch.float64 if x.dtype == "float64" else torch.float32
     return [
-        Resized(_MODES[_name(call)], before, after, _aligned(call), scale, dtype)
+        Resized(_MODES[call.base], before, after, _aligned(call), scale, dtype)
         for before, after, scale in zip(x.shape[2:], out.shape[2:], _scales(call))
     ]
 
@@ -64,7 +60,7 @@ def _nearest(call: Call) -> list[Nearest]:
 
 
 def _tables(call: Call) -> Mapping[str, Table]:
-    dims = _resized(call) if _name(call) in _MODES else _nearest(call)
+    dims = _resized(call) if call.base in _MODES else _nearest(call)
     return {f"y{at}": table_of(dim) for at, dim in enumerate(dims)}
 
 
@@ -72,11 +68,11 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
     """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
     x, out = call.tensors[0], call.results[0]
     if "float" not in x.dtype and x.dtype != "uint8":  # its meta kernel takes it
-        raise NotImplementedError(f"{_name(call)} is not implemented for {x.dtype}")
+        raise NotImplementedError(f"{call.base} is not implemented for {x.dtype}")
     dims = range(len(out.shape) - 2)
     # Integers are rounded once; of one column, the kernels with filters give other sums.
-    if (_name(call) in _MODES and "float" not in x.dtype) or (
-        _name(call).endswith("_aa") and x.shape[-1] == out.shape[-1] == 1
+    if (call.base in _MODES and "float" not in x.dtype) or (
+        call.base.endswith("_aa") and x.shape[-1] == out.shape[-1] == 1
     ):
         return (f"b c {' '.join([f's{at}!' for at in dims])} -> "
                 f"b c {' '.join([f't{at}' for at in dims])}")
@@ -89,10 +85,10 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
     fetched = [dim for dim in boxed.dims if dim.box is not None]
     if not fetched:
         return None, boxed.args, boxed.kwargs
-    if _name(call) not in _MODES:
+    if call.base not in _MODES:
         return _copied(call, boxed.dims), boxed.args[:1], {}
     # The kernels with filters take an image of one column for another one.
-    dims = boxed.dims if _name(call).endswith("_aa") else fetched
+    dims = boxed.dims if call.base.endswith("_aa") else fetched
     return _weighted(call, dims), boxed.args[:1], {}
 
 
@@ -106,7 +102,7 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
         scales[dim.dim - 2] = None
         after[dim.dim - 2] = stop - start
         parts.append((dim.dim, stop - start, partial(_taps, resized[dim.dim - 2], dim)))
-    kernel = getattr(torch.ops.aten, _name(call)).default
+    kernel = getattr(torch.ops.aten, call.base).default
     done = {dim.dim for dim in dims}
     others = any(
         at not in done and (dim.before != dim.after or scales[at - 2] is not None)
@@ -134,7 +130,7 @@ def _copied(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
     if all(each.box is None or _is_of_box(call, each, places)
            for each, places in zip(dims, known)):
         after = [dim.outputs[1] - dim.outputs[0] for dim in dims]
-        kernel = getattr(torch.ops.aten, _name(call)).default
+        kernel = getattr(torch.ops.aten, call.base).default
         return lambda x: kernel(x, after, *_scales(call))
     made: dict[Any, list[Tensor]] = {}
 
@@ -187,7 +183,7 @@ def _places(call: Call, x: Tensor, channels_last: bool, dim: BoxedDim) -> Tensor
     channels = min(call.tensors[0].shape[1], 4) if channels_last else 1
     scales: list[float | None] = [None] * len(lengths)
     scales[at] = _scales(call)[at]
-    kernel = getattr(torch.ops.aten, _name(call)).default
+    kernel = getattr(torch.ops.aten, call.base).default
     view = [-1, *[1] * (len(lengths) - 1 - at)]
     places, unit = torch.zeros(after, dtype=torch.long, device=x.device), 1
     while unit < dim.length:

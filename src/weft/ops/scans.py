@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.ops.elementwise import result_like
 from weft.ops.idle import empty_summary, unless_idle
-from weft.ops.precision import wide
+from weft.ops.precision import wide, widened
 from weft.ops.reductions import exp_sums, is_complex, log_of_sums
 from weft.rules import op, page, rule
 from weft.transport import Shards
@@ -62,7 +62,7 @@ def _cumprod(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None =
 
 def _logcumsumexp(shards: Shards, x: Tensor, dim: int) -> Tensor:
     """Each shard's maximum and sum of exponentials; those of earlier shards come first."""
-    dtype, x = x.dtype, x.to(wide(x.dtype))
+    dtype, x = x.dtype, widened(x)
     largest, sums = shards.gather(*exp_sums(x, (dim,)))
     before = [at for at in shards.filled if at < shards.index]
     if not before:  # the gradient of the sums depends on them, as on the other ranks

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.ops.extrema import identity
 from weft.ops.indexing.rows import matching
-from weft.ops.precision import wide
+from weft.ops.precision import widened
 from weft.rules import Call
 from weft.transport import Shards
 
@@ -50,7 +50,7 @@ def scatter_reduce(
 ) -> Tensor:
     """Every shard reduces its values to a table like the target; the tables are joined."""
     rows = source[tuple(slice(length) for length in index.shape)]
-    own = x.to(wide(x.dtype))
+    own = widened(x)
     rows = rows.to(own.dtype)
     if reduce in ("sum", "mean"):
         return _total(shards, own, dim, index, rows, reduce, include_self).to(x.dtype)

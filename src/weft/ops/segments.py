@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.precision import wide
+from weft.ops.precision import widened
 from weft.ops.scatter_reductions import extremum_at
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
@@ -53,7 +53,7 @@ def _segment_reduce(
     # One more segment on both sides takes the rows that no segment names.
     ids = torch.searchsorted(offsets.contiguous(), row, right=True)
     start = _START[reduce] if initial is None else initial
-    rows, beside = x.to(wide(x.dtype)), [1] * (x.dim() - 1)
+    rows, beside = widened(x), [1] * (x.dim() - 1)
     zeros = rows.new_zeros(num + 2, *x.shape[1:])
     places = ids.reshape(-1, *beside).expand_as(rows)
     if reduce == "prod":

@@ -31,8 +31,8 @@ Layouts = Sequence[Layout]
 def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
     """`slice(x, dim, start, stop, step)`: each shard keeps the elements within its offsets."""
     source = call.tensors[0]
-    dim = one_dim(call.arg(1, "dim", 0), len(source.shape))
-    bounds = slice(call.arg(2, "start"), call.arg(3, "end"), call.arg(4, "step", 1))
+    dim = one_dim(call.get("dim", 0), len(source.shape))
+    bounds = slice(call.get("start"), call.get("end"), call.get("step", 1))
     start, _, step = bounds.indices(source.shape[dim])
     return _sliced(call, layouts[0], dim, start, step, bounds)
 
@@ -40,11 +40,11 @@ def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
 def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
     """`narrow(x, dim, start, length)`; a start given as a tensor is known only at run time."""
     source = call.tensors[0]
-    dim = one_dim(call.arg(1, "dim"), len(source.shape))
-    start = call.arg(2, "start")
+    dim = one_dim(call.get("dim"), len(source.shape))
+    start = call.get("start")
     if not isinstance(start, int):
         return None
-    stop = start + call.arg(3, "length")
+    stop = start + call.get("length")
     bounds = slice(start, None if start < 0 <= stop else stop)
     return _sliced(
         call, layouts[0], dim, start + source.shape[dim] if start < 0 else start, 1, bounds)
@@ -105,35 +105,15 @@ def _select(x: Tensor, dim: int, index: int) -> Tensor:
     return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
 
 
-_SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
-
-
-def _borders(indices: Any, length: int) -> list[int]:
-    """Where the pieces of `tensor_split` after the first begin. Pieces overlap where an index is
-    less than the one before it."""
-    return [min(max(at + length if at < 0 else at, 0), length) for at in indices]
-
-
 def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: consecutive pieces."""
-    layout = layouts[0]
-    source = call.tensors[0]
-    named = _SPLIT_DIM.get(call.op.split(".")[1])
-    dim = (
-        one_dim(call.arg(2, "dim", 0), len(source.shape)) if named is None
-        else min(named, len(source.shape) - 1)
-    )
+    """`split`, `split_with_sizes`, `chunk` and their kin: consecutive pieces."""
+    layout, source = layouts[0], call.tensors[0]
+    dim = one_dim(call.get("dim", 0), len(source.shape))
     lengths = [result.shape[dim] for result in call.results]
     if not layout.dims[dim]:
         return Decision((layout,), tuple(layout.recut(dim, size) for size in lengths))
     old = layout.cuts_of(dim)
-    # To autograd the pieces of `tensor_split` are separate views, those of `split` are not.
-    apart = named is not None or call.op.startswith("aten.tensor_split")
-    given = call.arg(1, "indices", None)
-    borders = (
-        _borders(given, source.shape[dim]) if apart and isinstance(given, (list, tuple))
-        else list(accumulate(lengths))[:-1]
-    )
+    borders = list(accumulate(lengths))[:-1]
     pieces = tuple(
         layout.recut(dim, size, tuple(min(max(cut - start, 0), size) for cut in old))
         for start, size in zip([0, *borders], lengths)
@@ -143,15 +123,11 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         index = layout.shard_index(dim, coordinate)
         first, end = old[index : index + 2]
         inside = [min(max(border, first), end) - first for border in borders]
-        if apart:
-            return (source, inside, dim), {}
         sizes = [stop - start for start, stop in pairwise([0, *inside, end - first])]
         return (source, sizes, dim), {}
 
-    op = "aten.tensor_split.indices" if apart else "aten.split_with_sizes.default"
-    if call.op.startswith("aten.unsafe_"):  # to autograd they are no views at all
-        op = "aten.unsafe_split_with_sizes.default"
-    return Decision((layout,), pieces, args, op)
+    kind = "unsafe_" if call.base.startswith("unsafe") else ""  # to autograd they are no views
+    return Decision((layout,), pieces, args, f"aten.{kind}split_with_sizes.default")
 
 
 def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
@@ -159,9 +135,9 @@ def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
     increase, so the pieces of blocks follow one another in the order of rows, then columns."""
     layout, source = layouts[0], call.tensors[0]
     ndim = len(source.shape)
-    offset = call.arg(1, "offset", 0)
-    one = one_dim(call.arg(2, "dim1", 0), ndim)
-    other = one_dim(call.arg(3, "dim2", 1), ndim)
+    offset = call.get("offset", 0)
+    one = one_dim(call.get("dim1", 0), ndim)
+    other = one_dim(call.get("dim2", 1), ndim)
     kept = [dim for dim in range(ndim) if dim not in (one, other)]
     count = call.results[0].shape[-1]
     axes = layout.dims[one] + layout.dims[other]
@@ -197,7 +173,7 @@ def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     layout, source = layouts[0], call.tensors[0]
     if not layout.dims[-1] and not layout.dims[-2]:
         return Decision((layout,), (layout,))
-    diagonal = _within(call.arg(1, "diagonal", 0), *source.shape[-2:])
+    diagonal = _within(call.get("diagonal", 0), *source.shape[-2:])
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         *_, rows, columns = layout.box_at(coordinate)
@@ -210,16 +186,13 @@ def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
 # elements, and each shard writes its own.
 
 
-def _placed(
-    call: Call, layouts: Layouts, view: Callable[..., Decision],
-    rest: tuple[Any, ...],
-) -> Decision:
-    """`call` writes its second tensor where `view`, an op with the arguments `rest`, would read."""
+def _placed(call: Call, layouts: Layouts, view: Callable[..., Decision]) -> Decision:
+    """`call` writes its second tensor where `view`, an op with the same arguments, would read."""
     target, source = call.tensors
+    named = {name: call.get(name) for name in call.names[2:]}
     layout = _as_source(layouts[0].without_partial(), layouts[1])
     shown = view(
-        Call("", (target, *rest), {}, (TensorArg(source.shape, target.dtype),)), (layout,)
-    )
+        Call("", (target,), named, (TensorArg(source.shape, target.dtype),)), (layout,))
     local: LocalArgs | None = None
     if shown.args is not None:
         of_view = shown.args
@@ -248,16 +221,12 @@ def _as_source(target: Layout, source: Layout) -> Layout:
 
 def _slice_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     """`slice_scatter(x, source, dim, start, end, step)`."""
-    numbers = (
-        call.arg(2, "dim", 0), call.arg(3, "start"), call.arg(4, "end"), call.arg(5, "step", 1)
-    )
-    return _placed(call, layouts, _slice, numbers)
+    return _placed(call, layouts, _slice)
 
 
 def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     """`diagonal_scatter(x, source, offset, dim1, dim2)`."""
-    numbers = call.arg(2, "offset", 0), call.arg(3, "dim1", 0), call.arg(4, "dim2", 1)
-    return _placed(call, layouts, _diagonal, numbers)
+    return _placed(call, layouts, _diagonal)
 
 
 # Compositions.
@@ -310,8 +279,8 @@ PAGE = page(
                       serves=lambda call: not sharded_along(call)), compose=_select),
     op("select_copy", rule("... s! -> ...", along="dim", linear=[0], moves=True)),
     op("unbind unbind_copy", rule("... s! -> {...}", along="dim", linear=[0], moves=True)),
-    op("chunk dsplit hsplit split split_copy split_with_sizes split_with_sizes_copy tensor_split "
-       "unsafe_chunk unsafe_split unsafe_split_with_sizes vsplit", layouts=_split),
+    op("chunk split split_copy split_with_sizes split_with_sizes_copy unsafe_chunk unsafe_split "
+       "unsafe_split_with_sizes", layouts=_split),
     op("torch.tensor_split torch.Tensor.tensor_split", compose=_split_where),
     op("diagonal diagonal_copy", layouts=_diagonal),
     op("tril triu", layouts=_triangle, result=_triangle_result),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.idle import empty_summary
-from weft.ops.precision import wide
+from weft.ops.precision import wide, widened
 from weft.rules import op, page, rule
 from weft.transport import Shards
 
@@ -63,7 +63,7 @@ def _softmax_backward(
     shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
     """Products, and one sum over all shards."""
-    output = output.to(wide(output.dtype))
+    output = widened(output)
     terms = grad.to(output.dtype) * output
     return (terms - output * shards.psum(terms.sum(dim, keepdim=True))).to(input_dtype)
 
@@ -72,7 +72,7 @@ def _log_softmax_backward(
     shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
     """Products, and one sum over all shards."""
-    output = output.to(wide(output.dtype))
+    output = widened(output)
     grad = grad.to(output.dtype)
     return (grad - output.exp() * shards.psum(grad.sum(dim, keepdim=True))).to(input_dtype)
 

@@ -4,7 +4,7 @@ A sharded dim of length 1 is on one rank. Where `squeeze` drops it, its axes sha
 instead, all of which is in one shard: nothing is sent. `unsqueeze` gives the axes back to the new
 dim. So the product of rows with one of many sharded matrices is a batch of one product, whose rows
 go to the rank of the matrix if that costs less than to spread the matrix. What other ops do with
-such a tensor where they compare costs: see `propagate.factor_cuts.spread`.
+such a tensor where they compare costs: see `propagate.factor_cuts.spread_sole_shard`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
-from weft.ops.nested_views import viewed
+from weft.ops.nested_views import Placed, viewed
 from weft.propagate import sole_shard
 from weft.rules import Call, Decision, Rule, RuleText, rule
 from weft.rules.factors import dim_list, one_dim
@@ -33,9 +33,6 @@ STACK = rule("{...} -> ... n", along="dim", linear=[0], moves=True)
 UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
 _VIEW = "aten.view.default"
 
-_Part = tuple[tuple[int, ...], tuple[int, ...] | None]
-"""The axes of a dim and its cuts."""
-
 
 def squeezed(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
@@ -43,7 +40,7 @@ def squeezed(
     """The axes of a sharded dim that is dropped come to the last dim, over which products sum: they
     compare what it costs to spread it."""
     (layout,), shape = layouts, call.tensors[0].shape
-    named = call.arg(1, "dim")
+    named = call.get("dim")
     gone = {dim for dim in ([] if named in ((), []) else dim_list(named, len(shape)))
             if shape[dim] == 1}
     sharded = [dim for dim in gone if layout.dims[dim]]
@@ -71,7 +68,7 @@ def unsqueezed(
     if found is None:
         return _by_cuts(UNSQUEEZE, call, wants_grad) if any(layout.cuts) else None
     of, (outer, holder), (axes, cuts) = found
-    at = one_dim(call.arg(1, "dim"), layout.ndim + 1)
+    at = one_dim(call.get("dim"), layout.ndim + 1)
     mine = Layout.make(layout.mesh, (1,), (outer,), (holder,))
     dims, own = list(layout.dims), list(layout.cuts)
     dims[of], own[of] = axes, cuts
@@ -93,7 +90,7 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
-def _sole(layout: Layout) -> tuple[int, _Part, _Part] | None:
+def _sole(layout: Layout) -> tuple[int, Placed, Placed] | None:
     """The first dim of which one rank of its outer axes has all; these axes, as those of a dim of
     length 1; and what its other axes do."""
     sizes = layout.mesh.axis_sizes

@@ -19,7 +19,7 @@ from weft.rules import Table
 from weft.transport.nodes import with_gradient
 
 __all__ = [
-    "Making", "Nearest", "OnDevices", "Parts", "Resized", "Taps", "num_pieces", "resampled",
+    "Making", "Nearest", "Parts", "Resized", "Taps", "num_pieces", "resampled",
     "table_of", "taps_of",
 ]
 
@@ -355,20 +355,3 @@ class _Reads(Sequence[int]):
             return self[places : places + 1][0]
         found = self.dim.reads(torch.arange(places.start, places.stop, places.step))
         return (found[self.end] + self.end).tolist()
-
-
-class OnDevices:
-    """Tensors that are made once on each device."""
-
-    __slots__ = ("found", "given")
-
-    def __init__(self, given: Sequence[Tensor | None]) -> None:
-        self.given = given
-        self.found: dict[torch.device, list[Tensor | None]] = {}
-
-    def on(self, device: torch.device) -> list[Tensor | None]:
-        if device not in self.found:
-            with torch.inference_mode(False):  # a later call may save them for its backward
-                self.found[device] = [
-                    None if one is None else one.to(device, copy=True) for one in self.given]
-        return self.found[device]

@@ -22,6 +22,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
 from weft.ops.long_lines import Step, is_less, long_line
+from weft.ops.places import resized
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
 
@@ -53,7 +54,7 @@ class _Transform:
     @classmethod
     def of(cls, call: Call) -> _Transform:
         """That of a call of one of the three."""
-        kind = call.op.split(".")[1].removeprefix("_fft_")
+        kind = call.base.removeprefix("_fft_")
         shape = call.results[0].shape
         dims = tuple([dim % len(shape) for dim in call.args[1]])
         forward = bool(call.args[3]) if kind == "c2c" else kind == "r2c"
@@ -77,12 +78,12 @@ class _Transform:
         if not any(dim in lengths for dim in dims):
             return function
 
-        def resized(x: Tensor) -> Tensor:
+        def run(x: Tensor) -> Tensor:
             for dim in dims:
-                x = _resized(x, dim, lengths.get(dim, x.shape[dim]))
+                x = resized(x, dim, lengths.get(dim, x.shape[dim]))
             return function(x)
 
-        return resized
+        return run
 
     def _plainly(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
         """As `local`, of dims that have their lengths."""
@@ -100,7 +101,7 @@ class _Transform:
             def function(x: Tensor) -> Tensor:
                 if not x.numel():
                     return self._of_nothing(x.real)
-                x = _resized(x, self.dims[-1], self.length // 2 + 1)
+                x = resized(x, self.dims[-1], self.length // 2 + 1)
                 return _aten._fft_c2r(x, [*others, real], norm, self.length)
         return function
 
@@ -254,7 +255,7 @@ def _longer(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | None:
     """A sharded dim that is to be longer gets its zeros where it is whole, after the exchange."""
-    (source,), (layout,), name = call.tensors, layouts, call.op.split(".")[1]
+    (source,), (layout,), name = call.tensors, layouts, call.base
     is_half = name.startswith("fft_rfft")
     dtype: torch.dtype = getattr(torch, source.dtype)
     if not (dtype.is_floating_point if is_half else dtype.is_complex):
@@ -294,27 +295,17 @@ def _irfftn(
     dims = [at % x.dim() for at in dim]
     lengths = [x.shape[at] for at in dims[:-1]] if s is None else list(s[:-1])
     for at, length in zip(dims, lengths):
-        x = _resized(x, at, x.shape[at] if length == -1 else length)
+        x = resized(x, at, x.shape[at] if length == -1 else length)
     last = 2 * (x.shape[dims[-1]] - 1) if s is None or s[-1] == -1 else s[-1]
     if x.shape[dims[-1]] > last // 2 + 1:
         x = x.narrow(dims[-1], 0, last // 2 + 1)
-    x = x if x.is_complex() else x.to(_complex_of(x.dtype))
+    if not x.is_complex():
+        x = x.to((x.dtype if x.is_floating_point() else torch.get_default_dtype()).to_complex())
     return _aten._fft_c2r(x, dims, _NORMS[norm], last)
 
 
 _NORMS = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
 """torch's numbers of what an inverse transform divides by: its length, the root of it, nothing."""
-
-
-def _complex_of(dtype: torch.dtype) -> torch.dtype:
-    return (dtype if dtype.is_floating_point else torch.get_default_dtype()).to_complex()
-
-
-def _resized(x: Tensor, dim: int, length: int) -> Tensor:
-    """With zeros behind the elements of a dim, or without the last ones."""
-    if length <= x.shape[dim]:
-        return x.narrow(dim, 0, length) if length < x.shape[dim] else x
-    return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [0, length - x.shape[dim]])
 
 
 def _irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:

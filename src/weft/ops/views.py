@@ -19,7 +19,7 @@ from weft.ops.nested_views import groups, nested
 from weft.ops.regrouped_views import regrouped
 from weft.ops.sole_holder import UNSQUEEZE, squeezed, unsqueezed
 from weft.rules import Call, Decision, Rule, RuleText, op, page, rule
-from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
+from weft.rules.factors import dim_list, dims, names, one_dim
 
 __all__ = ["PAGE"]
 
@@ -68,23 +68,17 @@ _LAST_TWO = rule("... a b -> ... b a", "... -> ...", linear=[0], moves=True)
 def _squeeze(call: Call, wants_grad: Any) -> Rule:
     """Drops the dims of global size 1; a shard of length 1 of another dim stays."""
     source = call.tensors[0]
-    ndim, given = len(source.shape), call.arg(1, "dim")
+    ndim, given = len(source.shape), call.get("dim")
     named = () if given in ((), []) else dim_list(given, ndim)
     gone = [dim for dim in named if source.shape[dim] == 1]
     kinds = dims(ndim)
     return Rule(
         (tuple([() if dim in gone else factor for dim, factor in enumerate(kinds)]),),
         (tuple([factor for dim, factor in enumerate(kinds) if dim not in gone]),),
-        dict(zip(names(ndim), source.shape)), linear=IDENTITY, moves=True,
+        dict(zip(names(ndim), source.shape)), linear=((0,),), moves=True,
         op="aten.squeeze.dims" if gone else "aten.alias.default",
         args=(source, gone) if gone else (source,),
     )
-
-
-def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each is expanded in place, whatever its layout: the results may have different layouts."""
-    shape = torch.broadcast_shapes(*(one.shape for one in tensors))
-    return [one.expand(shape) for one in tensors]
 
 
 def _is_repeated_along(call: Call) -> bool:
@@ -149,7 +143,7 @@ def _view(call: Call, wants_grad: Any) -> Rule:
         for dim in range(start, len(shape)):  # nothing to move
             made[dim], sizes[f"{mark}{dim}"] = (f"{mark}{dim}",), shape[dim]
             whole.add(f"{mark}{dim}")
-    return Rule((tuple(old),), (tuple(new),), sizes, whole=frozenset(whole), linear=IDENTITY,
+    return Rule((tuple(old),), (tuple(new),), sizes, whole=frozenset(whole), linear=((0,),),
                 moves=True, size_arg=1)
 
 
@@ -221,15 +215,9 @@ PAGE = page(
     op("squeeze_copy", rule(_squeeze)),
     op("unsqueeze", UNSQUEEZE, layouts=unsqueezed, floats_flow=True),
     op("unsqueeze_copy", UNSQUEEZE),
-    op("atleast_1d.default", rule("a ... -> a ...", "-> 1", linear=[0], moves=True)),
-    op("atleast_2d.default",
-       rule("a b ... -> a b ...", "a -> 1 a", "-> 1 1", linear=[0], moves=True)),
-    op("atleast_3d.default", rule("a b c ... -> a b c ...", "a b -> a b 1", "a -> 1 a 1",
-                                  "-> 1 1 1", linear=[0], moves=True)),
     op("expand expand_copy broadcast_to",
        rule("... -> ...", linear=[0], moves=True, sizes="size")),
     op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
-    op("broadcast_tensors", compose=_broadcast_tensors, views_each=True),
     op("repeat_interleave.self_int",
        rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True)),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),

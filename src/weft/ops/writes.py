@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def _index_write(
     if reads_nothing(call, x, [*[None] * dim, index]):
         return None
     values = layouts[2] if len(layouts) > 2 else None
-    base = call.op.split(".")[1]
+    base = call.base
     fills = base == "index_fill"
     if fills and values is not None and any(wants_grad[2:]):
         return Composite(_filled)
@@ -223,8 +224,7 @@ def _falls_short(layouts: Sequence[Layout], dims: Iterable[int], others: Sequenc
 def _within(name: str, others: Sequence[int]) -> Callable[..., Tensor]:
     """The write into the first elements of all dims but its own, as many as it has indices: along
     the others the target may be sharded."""
-    _, packet, overload = name.split(".")
-    function = getattr(getattr(torch.ops.aten, packet), overload)
+    function = attrgetter(name)(torch.ops)
 
     def written(x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Tensor:
         values = [

@@ -1,5 +1,4 @@
-"""From one axis to many: every mesh axis takes its candidate, and together they give layouts.
-"""
+"""From one axis to many: every mesh axis takes its candidate, and together they give layouts."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from weft.propagate.choose import (
     cut_beside,
     zero_cost_choice,
 )
-from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled, spread
-from weft.propagate.local import local_call, window_of, windowed_cuts
+from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled, spread_sole_shard
+from weft.propagate.local import Cut, local_call, window_of, windowed_cuts
 from weft.rules import Call, Decision, Rule, TensorArg
 
 __all__ = ["can_be_sharded", "decide"]
@@ -58,13 +57,13 @@ def decide(
             choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))
             by_form = False
     _drop_mixed_kinds(frame, choices)
-    cut: dict[str, tuple[tuple[int, ...], Cuts]] = {}
+    cut: dict[str, Cut] = {}
     for axis, choice in enumerate(choices):
         if isinstance(choice, str) and choice not in cut:
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
             order, cuts = cuts_of_factor(frame, layouts, choice, axes)
             if cuts is not None and (rule.unread or not compared.isdisjoint(axes)):
-                cuts = spread(frame, layouts, choice, order, cuts)
+                cuts = spread_sole_shard(frame, layouts, choice, order, cuts)
             for other in axes:
                 if other not in order:
                     choices[other] = None
@@ -110,7 +109,7 @@ def _shards(frame: Frame, choices: Sequence[Choice], axis: int) -> dict[str, int
 
 def _beside(
     frame: Frame, layouts: Sequence[Layout], choices: Sequence[Choice],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+    cut: dict[str, Cut],
 ) -> list[str]:
     """The factors that are cut beside others; `cut` learns their cuts."""
     found: list[str] = []
@@ -123,9 +122,7 @@ def _beside(
     return found
 
 
-def _finished_dims(
-    frame: Frame, cut: dict[str, tuple[tuple[int, ...], Cuts]]
-) -> tuple[tuple[int, int], ...]:
+def _finished_dims(frame: Frame, cut: dict[str, Cut]) -> tuple[tuple[int, int], ...]:
     """The sharded dims whose shards a kernel combines, of one operand each."""
     return tuple([
         next((operand, dim) for operand, dim, _ in frame.leads[factor] if operand in brings)
@@ -230,7 +227,7 @@ def _drop_mixed_kinds(frame: Frame, choices: list[Choice]) -> None:
 
 def _operands(
     frame: Frame, layouts: Sequence[Layout], choices: Sequence[Choice],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]], beside: Sequence[str] = (),
+    cut: dict[str, Cut], beside: Sequence[str] = (),
 ) -> tuple[Layout, ...]:
     rule = frame.rule
     entering: dict[int, list[tuple[int, str]]] = {}
@@ -264,7 +261,7 @@ def _operands(
 
 def _come_to(
     rule: Rule, index: int, dims: Any, layout: Layout, partial: tuple[str | None, ...],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+    cut: dict[str, Cut],
 ) -> Layout:
     """The operand's layout with these cuts; the very same object if it already has them."""
     same = partial == layout.partial
@@ -298,7 +295,7 @@ def _come_to(
 
 def _results(
     frame: Frame, call: Call, like: Layout, choices: Sequence[Choice],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+    cut: dict[str, Cut],
 ) -> tuple[Layout, ...]:
     rule = frame.rule
     partial = tuple([

@@ -19,7 +19,7 @@ from weft.propagate.cuts import busiest, fairest, nearest, sole_shard
 from weft.propagate.local import window_of
 from weft.rules import AnyWindow, Rule, Window
 
-__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled", "spread"]
+__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled", "spread_sole_shard"]
 
 Cuts = tuple[int, ...] | None
 """Cuts in units of a factor; None means the default."""
@@ -76,7 +76,7 @@ def _leaves_empty(cuts: tuple[int, ...]) -> bool:
     return any(start == stop for start, stop in pairwise(cuts))
 
 
-def spread(
+def spread_sole_shard(
     frame: Frame, layouts: Sequence[Layout], factor: str, order: tuple[int, ...],
     cuts: tuple[int, ...],
 ) -> Cuts:

@@ -9,9 +9,10 @@ from typing import Any
 from weft.core import Cover, Interval, Layout, default_cuts
 from weft.rules import AnyWindow, Boxed, BoxedDim, Call, Idle, LocalArgs, Rule, Window, is_ring
 
-__all__ = ["local_call", "window_of", "windowed_cuts"]
+__all__ = ["Cut", "local_call", "window_of", "windowed_cuts"]
 
 Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""The axes that shard a factor, and its cuts in units of it; None means the default."""
 
 
 def local_call(

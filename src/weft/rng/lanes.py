@@ -22,13 +22,13 @@ except ImportError:
 __all__ = ["lanes"]
 
 _FEW = 1 << 16
-"""So many are computed for tensors without memory: a dry run keeps their values."""
+"""The most lanes that are computed for tensors without memory; a dry run keeps their values."""
 
 _ROW = 1 << 13
-"""So many lanes numpy's generator computes in the time of a few calls."""
+"""How many lanes numpy's generator computes in the time of a few calls."""
 
 _SHORT, _APART = 1 << 8, 16
-"""Runs up to this length, with so many times as much between them, take torch's ops less time."""
+"""torch's ops are faster for runs up to this length, with gaps so many times as long."""
 
 
 def lanes(

@@ -95,7 +95,7 @@ def fits(
 def bind(
     pattern: Pattern, operands: Sequence[Shape], results: Sequence[Shape],
     along: Along = None, places: tuple[int, ...] | None = None,
-    told: Mapping[str, int] | None = None,
+    known_sizes: Mapping[str, int] | None = None,
     tables: Mapping[str, Table | Shift] = MappingProxyType({}), **more: Any,
 ) -> Rule:
     """The rule for tensors of these shapes.
@@ -103,7 +103,7 @@ def bind(
     Args:
         along: the dims that an argument names, if the rule has such an argument.
         places: per tensor, its operand in the string; by default from `operand_places`.
-        told: the sizes of factors, as given by arguments.
+        known_sizes: of factors, as given by arguments.
         tables: of factors, by which windows are given.
         more: other fields of the Rule.
 
@@ -125,7 +125,7 @@ def bind(
         windowed.update((at, name) for at, place in enumerate(places)
                         for operand, name in pattern.windows if operand == place)
         windowed.update((num + at, name) for at, name in pattern.spreads)
-    sizes = _sizes(pattern, dims, shapes, named.has_compounds, told, windowed)
+    sizes = _sizes(pattern, dims, shapes, named.has_compounds, known_sizes, windowed)
     whole = named.whole
     ones: frozenset[str] = frozenset()
     if named.has_compounds:
@@ -240,11 +240,11 @@ def _name(
 ) -> _Named:
     operands = [pattern.operands[place] for place in places]
     results = pattern.results * len(result_ndims) if pattern.lists_results else pattern.results
-    spread = _Spread(pattern, [*operands, *results], [*ndims, *result_ndims], along)
-    given = [spread.tensor(tensor, ndim) if tensor or place not in pattern.unread else ()
+    expansion = _Expansion(pattern, [*operands, *results], [*ndims, *result_ndims], along)
+    given = [expansion.tensor(tensor, ndim) if tensor or place not in pattern.unread else ()
              for place, tensor, ndim in zip(places, operands, ndims)]
-    made = [spread.tensor(tensor, ndim, True) for tensor, ndim in zip(results, result_ndims)]
-    of = spread.names_of
+    made = [expansion.tensor(tensor, ndim, True) for tensor, ndim in zip(results, result_ndims)]
+    of = expansion.names_of
     return _Named(
         tuple(given), tuple(made),
         {name: kind for word, kind in pattern.reduce.items() for name in of(word)},
@@ -262,7 +262,7 @@ def _name(
     )
 
 
-class _Spread:
+class _Expansion:
     """What `...`, and the factor beside it where a rule has `along=`, stand for in one call."""
 
     def __init__(
@@ -368,10 +368,10 @@ def _beyond(tensor: FactorDims) -> int:
 
 def _sizes(
     pattern: Pattern, dims: Sequence[FactorDims], shapes: Sequence[Shape], has_compounds: bool,
-    told: Mapping[str, int] | None = None, windowed: Collection[tuple[int, str]] = (),
+    known_sizes: Mapping[str, int] | None = None, windowed: Collection[tuple[int, str]] = (),
 ) -> dict[str, int]:
     """The size of every factor; windowed dims give none."""
-    sizes: dict[str, int] = {"1": 1, **(told or {})}
+    sizes: dict[str, int] = {"1": 1, **(known_sizes or {})}
     clash: list[str] = []
     for at, (tensor, shape) in enumerate(zip(dims, shapes)):
         for factors, length in zip(tensor, shape):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weft.rules.bind import bind, fits, operand_places
@@ -55,16 +55,42 @@ Text = str | Callable[[Call, Sequence[bool]], "str | Rule | None"]
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule as its page writes it: see `rule`."""
+    """A rule, as pages write it by `rule`.
+
+    Args:
+        texts: factor strings (`weft.rules.notation`). The first one that fits the numbers of
+            tensors and dims applies. Functions (call, wants_grad) may give one, or a `Rule`,
+            or None if the rule does not cover the call.
+        along: the name of the argument that names dims, or a function (call, ndim) that gives them.
+        default: the dims if that argument is None or absent; None means all.
+        linear: sets of operands of the string in which the op is linear: there partial sums pass.
+        bias: operands that are added to a contraction.
+        moves: elements only change position, so partial values of every kind pass through the
+            linear sets; where the dtype changes, only sums.
+        sizes: the name of the argument that gives the result's shape; with `along`, the lengths of
+            the dims from there on.
+        counts: arguments that are the size of a factor, {"groups": "g"}. Where the factor is
+            sharded, a rank passes the size of its shard.
+        serves: whether the rule covers a call, which knows the layouts of its operands.
+        by_size: whether a function compares lengths, so that other lengths may have another rule.
+        needs_kernel: whether the rule covers only calls of which the kernel combines shards,
+            because the op itself would not do.
+        fill: what fills boxes where they reach beyond an operand.
+        on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
+            kwargs).
+        tables: (call) -> per factor with `@`, its `Table`.
+        keeps: whether autograd keeps such boxes. Otherwise they are freed after the call, and no
+            other call of that step shares them.
+    """
 
     texts: tuple[Text, ...]
     along: str | Callable[[Call, int], tuple[int, ...]] | None = None
-    default: int | None = None
+    default: int | tuple[int, ...] | None = None
     linear: tuple[tuple[int, ...], ...] = ()
-    bias: tuple[int, ...] = ()
+    bias: Sequence[int] = ()
     moves: bool = False
     sizes: str | None = None
-    counts: tuple[tuple[str, str], ...] = ()
+    counts: Mapping[str, str] = field(default_factory=dict[str, str])
     serves: Callable[[Call], bool] | None = None
     by_size: bool = False
     needs_kernel: bool = False
@@ -117,9 +143,9 @@ class RuleText:
                 first = along[0] % max(map(len, shapes))
                 more["size_dims"] = first, first + len(call.get(self.sizes))
         if self.counts:
-            counts = [(name, factor) for name, factor in self.counts if factor in pattern.factors]
+            counts = [one for one in self.counts.items() if one[1] in pattern.factors]
             more["counts"] = {call.names.index(name): factor for name, factor in counts}
-            more["told"] = {factor: call.get(name) for name, factor in counts}
+            more["known_sizes"] = {factor: call.get(name) for name, factor in counts}
         return bind(
             pattern, shapes, [result.shape for result in call.results], along, places, **more
         )
@@ -160,46 +186,15 @@ class RuleText:
 
 
 def rule(
-    *texts: Text, along: Any = None, default: Any = None,
-    linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
-    sizes: str | None = None, counts: Mapping[str, str] | None = None,
-    serves: Callable[[Call], bool] | None = None, by_size: bool = False,
-    needs_kernel: bool = False, fill: float = 0.0, on_box: OnBox | None = None,
-    tables: Tables | None = None, keeps: bool = True,
+    *texts: Text, linear: Sequence[int | Sequence[int]] = (), **options: Any
 ) -> RuleText:
-    """A rule, as pages write it.
+    """A rule of a page; see `RuleText` for its options.
 
     Args:
-        texts: factor strings (`weft.rules.notation`). The first one that fits the numbers of
-            tensors and dims applies. Functions (call, wants_grad) may give one, or a `Rule`,
-            or None if the rule does not cover the call.
-        along: the name of the argument that names dims, or a function (call, ndim) that gives them.
-        default: the dims if that argument is None or absent; None means all.
-        linear: operands of the string in which the op is linear, each alone (a number) or several
-            together, like those of a list: there partial sums pass.
-        bias: operands that are added to a contraction.
-        moves: elements only change position, so partial values of every kind pass through the
-            linear sets; where the dtype changes, only sums.
-        sizes: the name of the argument that gives the result's shape; with `along`, the lengths of
-            the dims from there on.
-        counts: arguments that are the size of a factor, {"groups": "g"}. Where the factor is
-            sharded, a rank passes the size of its shard.
-        serves: whether the rule covers a call, which knows the layouts of its operands.
-        by_size: whether a function compares lengths, so that other lengths may have another rule.
-        needs_kernel: whether the rule covers only calls of which the kernel combines shards,
-            because the op itself would not do.
-        fill: what fills boxes where they reach beyond an operand.
-        on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
-            kwargs).
-        tables: (call) -> per factor with `@`, its `Table`.
-        keeps: whether autograd keeps such boxes. Otherwise they are freed after the call, and no
-            other call of that step shares them.
+        linear: operands, each alone (a number) or several together, like those of a list.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
-    told = tuple((counts or {}).items())
-    return RuleText(
-        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size,
-        needs_kernel, fill, on_box, tables, keeps)
+    return RuleText(texts, linear=sets, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +217,6 @@ class Entry:
         result: a meta tensor like the result, of the op's arguments on the meta device; None
             where torch is to be asked. For ops whose meta kernels take long, or are wrong.
         has_meta_gradient: whether torch can differentiate the op on the meta device.
-        views_each: whether each result is a view of its own operand, which the schema hides.
         widens: whether it is a view of which an element is several of the operand's.
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
             operands of each element have one layout, the op may take lists of local tensors
@@ -241,7 +235,6 @@ class Entry:
     writes: bool = False
     result: Callable[..., Any] | None = None
     has_meta_gradient: bool = True
-    views_each: bool = False
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
     local: Callable[..., Any] | None = None
@@ -254,27 +247,17 @@ class Entry:
                 yield found
 
 
-def op(
-    names: str, *rules: RuleText, kernel: Callable[..., Any] | None = None,
-    compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
-    floats_flow: bool | None = None, each_call: bool = False, writes: bool | None = None,
-    result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
-    views_each: bool = False, widens: bool = False,
-    lists: Literal["", "elements", "blocks"] = "", local: Callable[..., Any] | None = None,
-) -> Entry:
-    """An entry of a page; `names` are separated by spaces. See `Entry`.
+def op(names: str, *rules: RuleText, **options: Any) -> Entry:
+    """An entry of a page; `names` are separated by spaces. See `Entry` for its options.
 
     If strings alone define the op, floats flow. An op in place writes.
     """
     given = tuple(names.split())
-    if writes is None:
-        packet = given[0].partition(".")[0]
-        writes = packet.endswith("_") and not packet.endswith("__")
-    if floats_flow is None:
-        floats_flow = layouts is None and all(each.is_string for each in rules)
-    return Entry(
-        given, rules, kernel, compose, layouts, floats_flow, each_call, writes, result,
-        has_meta_gradient, views_each, widens, lists, local)
+    packet = given[0].partition(".")[0]
+    options.setdefault("writes", packet.endswith("_") and not packet.endswith("__"))
+    options.setdefault("floats_flow", "layouts" not in options and all(
+        each.is_string for each in rules))
+    return Entry(given, rules, **options)
 
 
 Page = Mapping[str, Entry]

@@ -54,11 +54,10 @@ class Call:
             _collect(self.kwargs.values(), found)
         object.__setattr__(self, "tensors", tuple(found))
 
-    def arg(self, index: int, name: str, default: Any = None) -> Any:
-        """The argument at a position, or by name, or the default."""
-        if index < len(self.args):
-            return self.args[index]
-        return self.kwargs.get(name, default)
+    @property
+    def base(self) -> str:
+        """The op without its namespace and overload: "add"."""
+        return self.op.split(".")[1]
 
     def get(self, name: str, default: Any = None) -> Any:
         """The argument with this name in the schema; the default if the op has none."""

@@ -9,13 +9,8 @@ from typing import Any
 from weft.rules.call import Call
 from weft.rules.rule import FactorDims
 
-__all__ = [
-    "IDENTITY", "carries", "dim_list", "dims", "linear_sets", "names", "one_dim", "packet",
-    "sharded_along",
-]
-
-IDENTITY = ((0,),)
-"""The linear sets of an op that is linear in its only operand."""
+__all__ = ["carries", "dim_list", "dims", "linear_sets", "names", "one_dim", "packet",
+           "sharded_along"]
 
 
 @lru_cache(maxsize=64)

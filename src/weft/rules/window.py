@@ -244,8 +244,7 @@ class Boxed:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What runs on a rank that has nothing of one of the results: nothing. These are their shapes.
-    """
+    """A rank that has nothing of one of the results runs nothing; these are their shapes."""
 
     shapes: tuple[tuple[int, ...], ...]
 

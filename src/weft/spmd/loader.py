@@ -284,14 +284,12 @@ def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
 def _as_specs(spec: Any, mesh: Any) -> Any:
     if spec is None or isinstance(spec, ShardingSpec):
         return spec
-    if isinstance(spec, P):
+    if isinstance(spec, (P, tuple)):
         return ShardingSpec(mesh, spec)
     if isinstance(spec, Mapping):
         return {key: _as_specs(one, mesh) for key, one in spec.items()}
     if isinstance(spec, list):
         return [_as_specs(one, mesh) for one in spec]
-    if isinstance(spec, tuple):
-        return ShardingSpec(mesh, spec)
     raise ShardTypeError(
         "ShardedLoader(placements=)", f"{spec!r} is a {type(spec).__name__}",
         "a spec is a ShardingSpec, a P, a tuple of entries, a map from keys or a list",

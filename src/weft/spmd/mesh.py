@@ -101,7 +101,7 @@ class Mesh(_Mesh):
             partition_spec: see `mark_sharding`.
         """
         spec = as_spec(partition_spec)
-        num_dims = max(len(spec.entries), _num_dims(partition_spec))
+        num_dims = len(spec.entries if isinstance(partition_spec, P) else partition_spec)
         whole = (self.size(),) * num_dims  # a length that all axes together divide
         return OpSharding.of(_Layout(self.abstract, whole, spec))
 
@@ -173,10 +173,6 @@ def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:
             [repr(entry) for entry in partition_spec[num_dims:]],
             repr(tuple(partition_spec[:num_dims])))
     return P(*partition_spec)
-
-
-def _num_dims(partition_spec: Any) -> int:
-    return 0 if isinstance(partition_spec, P) else len(partition_spec)
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 import torch
@@ -124,8 +125,7 @@ class Blocks(AllToAll):
         sends = [Piece(asker, one.row, one.num, one.position)
                  for (asker, holder), one in pieces.items() if holder == me and one.num]
         receives = [one for (asker, _), one in pieces.items() if asker == me and one.num]
-        by_place = sorted(sends, key=_place), sorted(receives, key=_place)
-        return Round(*map(tuple, by_place))
+        return Round(*[tuple(sorted(one, key=attrgetter("place"))) for one in (sends, receives)])
 
     def fetch(self, tensors: Sequence[Tensor], round_: Round) -> list[tuple[Piece, list[Tensor]]]:
         """The pieces that a round brings of some tensors, whose rows are the last dim but one."""
@@ -165,7 +165,3 @@ class Blocks(AllToAll):
             [next(out).view(*one.shape[:-2], piece.num, one.shape[-1]) for one in like]
             for piece in receives
         ]
-
-
-def _place(piece: Piece) -> int:
-    return piece.place

@@ -6,27 +6,26 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.attending.stretches import Span, positions, stretches
-from weft.ops.attending.ways import Way
+from weft.core import Interval
+from weft.ops.attending.fused import ATTENTION
+from weft.ops.attending.stretches import positions, stretches
+from weft.ops.attending.ways import Attention
 from weft.rules import OwnRule, TensorArg
 from weft.transport import Shards
 
 __all__ = ["RULE", "default_scale", "ordered"]
 
-_attention: Any = F.scaled_dot_product_attention
-
 
 def ordered(
-    query: Tensor, key: Tensor, value: Tensor, order: tuple[Span, ...], scale: float
+    query: Tensor, key: Tensor, value: Tensor, order: tuple[Interval, ...], scale: float
 ) -> Tensor:
     """On whole sequences: in the order of positions, and back."""
     place = positions(stretches((0, query.shape[-2]), order), query.device)
     back = torch.argsort(place)
     given = [one.index_select(-2, back) for one in (query, key, value)]
-    out = _attention(*given, is_causal=True, scale=scale, enable_gqa=_is_grouped(query, key))
+    out = ATTENTION(*given, is_causal=True, scale=scale, enable_gqa=_is_grouped(query, key))
     return out.index_select(-2, place)
 
 
@@ -37,22 +36,22 @@ def _is_grouped(query: Tensor | TensorArg, key: Tensor | TensorArg) -> bool:
 def _string(query: TensorArg, key: TensorArg, value: TensorArg, *_: Any) -> str:
     """As that of `scaled_dot_product_attention`, which refuses shapes that do not fit."""
     given = [torch.empty(one.shape, device="meta") for one in (query, key, value)]
-    _attention(*given, is_causal=True, enable_gqa=_is_grouped(query, key))
+    ATTENTION(*given, is_causal=True, enable_gqa=_is_grouped(query, key))
     queries, keys = ("... (g r)", "... g") if _is_grouped(query, key) else ("...", "...")
     return f"{queries} s~ q!, {keys} t~s q!, {keys} t~s e -> {queries} s e"
 
 
 def _over_sequence(
-    shards: Shards, query: Tensor, key: Tensor, value: Tensor, order: tuple[Span, ...],
+    shards: Shards, query: Tensor, key: Tensor, value: Tensor, order: tuple[Interval, ...],
     scale: float,
 ) -> Tensor:
     """Queries stay, and see the earlier part of each block; or heads are exchanged."""
     heads = [layout.shape[-3] if layout.ndim > 2 else 1 for layout in shards.operands[:2]]
-    way: Way = shards.once(
-        lambda: Way(shards.mesh, shards.operands, True, heads[1] not in (1, heads[0]), order))
-    if shards.check is not None and way.axes:
-        shards.check(way.axes)
-    return way.attend([query, key, value], scale)
+    made: Attention = shards.once(lambda: Attention(
+        shards.mesh, shards.operands, True, heads[1] not in (1, heads[0]), order))
+    if shards.check is not None and made.axes:
+        shards.check(made.axes)
+    return made.attend([query, key, value], scale)
 
 
 RULE = OwnRule("attention in order", _string, linear=((2,),), kernel=_over_sequence)

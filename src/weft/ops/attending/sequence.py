@@ -19,7 +19,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from weft.comm import Communicator
 from weft.ops.attending.blocks import Blocks, Round
 from weft.ops.attending.stretches import Order, Stretch, positions, stretches
-from weft.ops.attending.tiles import Asked, Gradients, Rows
+from weft.ops.attending.tiles import Gradients, Options, Rows
 from weft.ops.precision import wide
 from weft.transport import collective, traffic
 
@@ -27,7 +27,7 @@ __all__ = ["Keys", "attend", "masked_weights"]
 
 _gradients: Any = torch.autograd.grad
 BUFFER_NBYTES = 1 << 18
-"""How much of others' keys and values a round may bring to a rank, and a quarter of what it has."""
+"""Bytes of keys and values that a round may bring to a rank, or a quarter of a block if more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +72,23 @@ class Keys:
         return collective(x, self.others, kind)
 
 
-def attend(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of this rank's queries; the mask and the options are in `asked`."""
-    return _Attention.apply(keys, asked, q, k, v, asked.mask)  # type: ignore[return-value]
+def attend(keys: Keys, options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of this rank's queries; the mask is in `options`."""
+    return _Attention.apply(keys, options, q, k, v, options.mask)  # type: ignore[return-value]
 
 
-def _plain(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _plain(keys: Keys, options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same from the keys of all ranks, differentiable to any order."""
     dtype = wide(q.dtype)
     k, v = keys.gather(k, 1), keys.gather(v, 2)
-    scores = torch.matmul(q.to(dtype), k.to(dtype).mT) * asked.scale
-    if asked.is_causal:
+    scores = torch.matmul(q.to(dtype), k.to(dtype).mT) * options.scale
+    if options.is_causal:
         queries = positions(keys.queries, q.device).unsqueeze(-1)
         columns = positions(stretches((0, scores.shape[-1]), keys.order), q.device)
         scores = scores.masked_fill(columns > queries, -torch.inf)
-    mask = None if asked.mask is None else keys.gather(asked.mask, 3)
+    mask = None if options.mask is None else keys.gather(options.mask, 3)
     weights = masked_weights(scores, mask)
-    return torch.matmul(asked.kept(weights, 0, 0), v.to(dtype)).to(q.dtype)
+    return torch.matmul(options.kept(weights, 0, 0), v.to(dtype)).to(q.dtype)
 
 
 def masked_weights(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -106,11 +106,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor,
+        ctx: Any, keys: Keys, options: Options, q: Tensor, k: Tensor, v: Tensor,
         mask: Tensor | None,
     ) -> Tensor:
         with _DisableAutocast():
-            parts = [Rows(asked.at(one), one.of(q), k, v) for one in keys.queries]
+            parts = [Rows(options.at(one), one.of(q), k, v) for one in keys.queries]
             for position, of_k, of_v in _seen(keys, k, v):
                 for rows in parts:
                     rows.attend(of_k, of_v, position)
@@ -120,7 +120,7 @@ class _Attention(torch.autograd.Function):
             found = [rows.finish() for rows in parts]
             out = _joined([one for one, _ in found], -2)
             logs = _joined([one for _, one in found], -1)
-        ctx.keys, ctx.asked = keys, replace(asked, mask=None)
+        ctx.keys, ctx.options = keys, replace(options, mask=None)
         ctx.note = traffic.note() if traffic.STATE.on else None
         ctx.save_for_backward(q, k, v, mask, out, logs)
         return out
@@ -129,9 +129,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         q, k, v, mask, out, logs = ctx.saved_tensors
         run = _again if torch.is_grad_enabled() else _backward
-        asked = replace(ctx.asked, mask=mask)
+        options = replace(ctx.options, mask=mask)
         with traffic.resume(ctx.note, "gradient of attention over a sharded sequence"):
-            found = run(ctx, asked, grad, q, k, v, out, logs)
+            found = run(ctx, options, grad, q, k, v, out, logs)
         return None, None, *found
 
 
@@ -151,7 +151,7 @@ def _seen(keys: Keys, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tenso
 
 
 def _backward(
-    ctx: Any, asked: Asked, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+    ctx: Any, options: Options, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     logs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of this rank's queries, keys, values and part of the mask."""
@@ -160,7 +160,7 @@ def _backward(
         if keys.others is not None:  # each rank has a term of the gradient of what all know
             grad = keys.reduced(grad.contiguous(), "sum")
         parts = [
-            Gradients(asked.at(one), one.of(q), logs.narrow(-1, one.row, one.num), one.of(out),
+            Gradients(options.at(one), one.of(q), logs.narrow(-1, one.row, one.num), one.of(out),
                       one.of(grad), ctx.needs_input_grad[5])
             for one in keys.queries
         ]
@@ -174,8 +174,8 @@ def _backward(
             ], round_, totals, k.dtype)
     key, value = totals
     query, of_mask = _joined([rows.query for rows in parts], -2), parts[0].mask
-    if of_mask is not None and asked.mask is not None:
-        of_mask = of_mask.to(asked.mask.dtype)
+    if of_mask is not None and options.mask is not None:
+        of_mask = of_mask.to(options.mask.dtype)
     return query.to(q.dtype), key.to(k.dtype), value.to(v.dtype), of_mask
 
 
@@ -191,13 +191,13 @@ def _of_block(
 
 
 def _again(
-    ctx: Any, asked: Asked, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+    ctx: Any, options: Options, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     logs: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """The gradients with a graph of their own."""
     needs = ctx.needs_input_grad[2:]
-    given = [one for one, need in zip((q, k, v, asked.mask), needs) if need]
+    given = [one for one, need in zip((q, k, v, options.mask), needs) if need]
     with _DisableAutocast():
-        result = _plain(ctx.keys, asked, q, k, v)
+        result = _plain(ctx.keys, options, q, k, v)
     found = iter(_gradients(result, given, grad, create_graph=True))
     return tuple([next(found) if need else None for need in needs])

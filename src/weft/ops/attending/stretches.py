@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Order", "Span", "Stretch", "positions", "stretches"]
+from weft.core import Interval
 
-Span = tuple[int, int]
-Order = tuple[Span, ...] | None
+__all__ = ["Order", "Stretch", "positions", "stretches"]
+
+Order = tuple[Interval, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Stretch:
         return x if self.num == x.shape[-2] else x.narrow(-2, self.row, self.num)
 
 
-def stretches(interval: Span, order: Order) -> tuple[Stretch, ...]:
+def stretches(interval: Interval, order: Order) -> tuple[Stretch, ...]:
     """Those of an interval, of which there is at least one; an empty one of an empty interval."""
     start, stop = interval
     if order is None:

@@ -16,23 +16,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from weft.core import Interval
 from weft.ops.attending import fused
-from weft.ops.attending.stretches import Span, Stretch
+from weft.ops.attending.stretches import Stretch
 from weft.ops.precision import wide
 
-__all__ = ["Asked", "Gradients", "Noise", "Rows"]
+__all__ = ["Options", "Gradients", "Noise", "Rows"]
 
 _TILE_SCORES = {"cpu": 1 << 17, "meta": 1 << 17}
 """How many scores a tile has, of all heads together: what is made of them stays in the cache."""
 
 _TILE_SCORES_OF_DEVICES = 1 << 24
 
-Noise = Callable[[Span, Span], Tensor]
+Noise = Callable[[Interval, Interval], Tensor]
 """(rows, columns) -> what weights of these positions are multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Options:
     """The mask and the options of attention, as this rank sees them.
 
     Args:
@@ -50,7 +51,7 @@ class Asked:
     first_column: int = 0
     noise: Noise | None = None
 
-    def at(self, queries: Stretch) -> Asked:
+    def at(self, queries: Stretch) -> Options:
         """For a stretch of queries."""
         return replace(self, first_row=queries.position)
 
@@ -129,10 +130,10 @@ class Rows:
     that of the values weighted by them.
     """
 
-    __slots__ = ("asked", "lead", "out", "q", "top", "total")
+    __slots__ = ("options", "lead", "out", "q", "top", "total")
 
-    def __init__(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> None:
-        self.asked, self.q = asked, q
+    def __init__(self, options: Options, q: Tensor, k: Tensor, v: Tensor) -> None:
+        self.options, self.q = options, q
         lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
         shape, dtype = (*lead, q.shape[-2]), wide(q.dtype)
         self.lead = math.prod(lead)
@@ -142,23 +143,23 @@ class Rows:
 
     def attend(self, k: Tensor, v: Tensor, column: int) -> None:
         """See a block of keys, the first of which has position `column`."""
-        asked, dtype = self.asked, self.out.dtype
+        options, dtype = self.options, self.out.dtype
         num_rows, num_columns = self.q.shape[-2], k.shape[-2]
-        if asked.is_plain and fused.serves(self.q, k, v):
-            for part in asked.parts(num_rows, num_columns, column):
+        if options.is_plain and fused.serves(self.q, k, v):
+            for part in options.parts(num_rows, num_columns, column):
                 out, logs = fused.attend(
                     self.q[..., part.rows, :], k[..., part.columns, :], v[..., part.columns, :],
-                    part.is_causal, asked.scale)
+                    part.is_causal, options.scale)
                 self._see(part.rows, logs, torch.ones_like(logs), out)
             return
-        for rows, columns in asked.tiles(num_rows, num_columns, self.lead, column, k.device):
+        for rows, columns in options.tiles(num_rows, num_columns, self.lead, column, k.device):
             place = column + columns.start
-            scores = asked.scores(self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype),
+            scores = options.scores(self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype),
                                   rows.start, place)
             top = scores.amax(-1)
             scores = scores.sub_(_finite(top).unsqueeze(-1)).exp_()
             total = scores.sum(-1)
-            seen = torch.matmul(asked.kept(scores, rows.start, place), v[..., columns, :].to(dtype))
+            seen = options.kept(scores, rows.start, place) @ v[..., columns, :].to(dtype)
             self._see(rows, top, total, seen)
 
     def _see(self, rows: slice, top: Tensor, total: Tensor, seen: Tensor) -> None:
@@ -199,42 +200,42 @@ class Gradients:
         of_mask: whether the mask has one.
     """
 
-    __slots__ = ("asked", "delta", "grad", "lead", "logs", "mask", "out", "q", "query")
+    __slots__ = ("options", "delta", "grad", "lead", "logs", "mask", "out", "q", "query")
 
     def __init__(
-        self, asked: Asked, q: Tensor, logs: Tensor, out: Tensor, grad: Tensor, of_mask: bool
+        self, options: Options, q: Tensor, logs: Tensor, out: Tensor, grad: Tensor, of_mask: bool
     ) -> None:
-        self.asked, self.q, self.logs, self.out, self.grad = asked, q, logs, out, grad
+        self.options, self.q, self.logs, self.out, self.grad = options, q, logs, out, grad
         dtype = logs.dtype
         self.lead = math.prod(logs.shape[:-1])
         self.delta = (out.to(dtype) * grad.to(dtype)).sum(-1)
         self.query = torch.zeros_like(q, dtype=dtype)
-        self.mask = torch.zeros_like(asked.mask, dtype=dtype) if of_mask and (
-            asked.mask is not None) else None
+        self.mask = torch.zeros_like(options.mask, dtype=dtype) if of_mask and (
+            options.mask is not None) else None
 
     def of_block(self, k: Tensor, v: Tensor, column: int) -> tuple[Tensor, Tensor]:
         """The gradients of a block of keys and values, the first of position `column`."""
-        asked, dtype = self.asked, self.logs.dtype
+        options, dtype = self.options, self.logs.dtype
         num_rows, num_columns = self.q.shape[-2], k.shape[-2]
-        if asked.is_plain and fused.serves(self.q, k, v):
-            return self._of_parts([*asked.parts(num_rows, num_columns, column)], k, v)
+        if options.is_plain and fused.serves(self.q, k, v):
+            return self._of_parts([*options.parts(num_rows, num_columns, column)], k, v)
         key, value = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
-        for rows, columns in asked.tiles(num_rows, num_columns, self.lead, column, k.device):
+        for rows, columns in options.tiles(num_rows, num_columns, self.lead, column, k.device):
             place = column + columns.start
             q, keys = self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype)
             grad = self.grad[..., rows, :].to(dtype)
-            weights = asked.scores(q, keys, rows.start, place)
+            weights = options.scores(q, keys, rows.start, place)
             weights = weights.sub_(self.logs[..., rows].unsqueeze(-1)).exp_()
             _add(value[..., columns, :],
-                 torch.matmul(asked.kept(weights, rows.start, place).mT, grad))
+                 torch.matmul(options.kept(weights, rows.start, place).mT, grad))
             of_scores = torch.matmul(grad, v[..., columns, :].to(dtype).mT)
-            of_scores = asked.kept(of_scores, rows.start, place)
+            of_scores = options.kept(of_scores, rows.start, place)
             of_scores = of_scores.sub_(self.delta[..., rows].unsqueeze(-1)).mul_(weights)
             if self.mask is not None:
-                part = asked.of_mask(self.mask, rows.start, q.shape[-2], place, keys.shape[-2])
+                part = options.of_mask(self.mask, rows.start, q.shape[-2], place, keys.shape[-2])
                 assert part is not None
                 _add(part, of_scores)
-            of_scores.mul_(asked.scale)
+            of_scores.mul_(options.scale)
             _add(self.query[..., rows, :], torch.matmul(of_scores, keys))
             _add(key[..., columns, :], torch.matmul(of_scores.mT, q))
         return key, value
@@ -258,7 +259,7 @@ class Gradients:
         rows, columns = part.rows, part.columns
         query, key, value = fused.gradients(
             self.grad[..., rows, :], self.q[..., rows, :], k[..., columns, :], v[..., columns, :],
-            self.out[..., rows, :], self.logs[..., rows], part.is_causal, self.asked.scale)
+            self.out[..., rows, :], self.logs[..., rows], part.is_causal, self.options.scale)
         self.query[..., rows, :].add_(query)
         return key, value
 

@@ -18,11 +18,11 @@ from weft.ops.attending.fused import ATTENTION
 from weft.ops.attending.heads import ByHeads
 from weft.ops.attending.sequence import Keys, attend
 from weft.ops.attending.stretches import Order, stretches
-from weft.ops.attending.tiles import Asked, Noise
+from weft.ops.attending.tiles import Noise, Options
 from weft.rng import Key, Source, samples
 from weft.transport import Transition
 
-__all__ = ["Drops", "Way"]
+__all__ = ["Drops", "Attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Drops:
         return found if groups == 1 else found.unflatten(-3, (-1, groups))
 
 
-class Way:
-    """The layouts of a call's operands, and the ways that they allow.
+class Attention:
+    """Attention of operands in these layouts, by heads or by blocks of keys.
 
     Args:
         layouts: of queries, keys, values and the mask, if there is one.
@@ -109,17 +109,17 @@ class Way:
             return fused(*tensors)
         heads = self.heads
         if heads is None or not self._by_heads(heads, tensors):
-            asked = Asked(scale, self.is_causal, first_column=self.first_column)
+            options = Options(scale, self.is_causal, first_column=self.first_column)
             if drops is not None:
-                asked = replace(asked, noise=self._noise(drops, self.layouts[0], self.groups))
-            return _tiled(self.keys, asked, self.groups, *tensors)
+                options = replace(options, noise=self._noise(drops, self.layouts[0], self.groups))
+            return _tiled(self.keys, options, self.groups, *tensors)
         if drops is None and not (order and self.is_causal):
             return heads.attend(list(tensors), fused)
         groups = max(self.groups // heads.times, 1)
         noise = None if drops is None else self._noise(drops, heads.moved[0], groups)
-        asked = Asked(scale, self.is_causal, noise=noise)
+        options = Options(scale, self.is_causal, noise=noise)
         keys = Keys.alone(self.layouts[0].shape[-2], self.layouts[1].shape[-2], order)
-        return heads.attend(list(tensors), partial(_tiled, keys, asked, groups))
+        return heads.attend(list(tensors), partial(_tiled, keys, options, groups))
 
     def _noise(self, drops: Drops, query: Layout, groups: int) -> Noise:
         """The noise of this rank's weights, if the queries have this layout."""
@@ -155,17 +155,17 @@ class Way:
 
 
 def _tiled(
-    keys: Keys, asked: Asked, groups: int, q: Tensor, k: Tensor, v: Tensor,
+    keys: Keys, options: Options, groups: int, q: Tensor, k: Tensor, v: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Attention tile by tile, of so many heads of queries to one of keys."""
     if groups == 1:
-        return attend(keys, replace(asked, mask=mask), q, k, v)
+        return attend(keys, replace(options, mask=mask), q, k, v)
     heads = k.shape[-3], groups
     if mask is not None and mask.dim() > 2:
         mask = mask.unsqueeze(-3) if mask.shape[-3] == 1 else mask.unflatten(-3, heads)
-    asked = replace(asked, mask=mask)
-    return attend(keys, asked, q.unflatten(-3, heads), k.unsqueeze(-3), v.unsqueeze(-3)).flatten(
+    options = replace(options, mask=mask)
+    return attend(keys, options, q.unflatten(-3, heads), k.unsqueeze(-3), v.unsqueeze(-3)).flatten(
         -4, -3)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Interval, Layout
 from weft.ops.all_to_all import in_line
-from weft.ops.sorting.splitting import Row
+from weft.ops.sorting.splitting import BlockGroup
 from weft.transport import Shards
 
 __all__ = ["BoxExchange"]
@@ -32,11 +32,11 @@ class BoxExchange:
         dims: its sharded dims. The other dims of a box are those of the rank's own block.
     """
 
-    __slots__ = ("_dims", "_mine", "_num", "_owned", "_row")
+    __slots__ = ("_dims", "_mine", "_num", "_owned", "_group")
 
     def __init__(self, mesh: BoundMesh, layout: Layout, dims: Sequence[int]) -> None:
         shards = Shards(mesh, layout, dims)
-        self._row, self._mine, self._dims = Row(shards), shards.index, tuple(dims)
+        self._group, self._mine, self._dims = BlockGroup(shards), shards.index, tuple(dims)
         self._num = [layout.num_shards(dim) for dim in dims]
         self._owned = [
             tuple([layout.interval(dim, at) for dim, at in zip(dims, digits)])
@@ -49,7 +49,7 @@ class BoxExchange:
         Args:
             box: per dim of `dims`, the places to fetch. All ranks call alike, with boxes of theirs.
         """
-        told = self._row.gather(torch.tensor(box, device=x.device)).tolist()
+        told = self._group.gather(torch.tensor(box, device=x.device)).tolist()
         own = self._owned[self._mine]
         parts = [self._part(x, _common(own, each), own) for each in told]
         kept, parts[self._mine] = parts[self._mine], x.narrow(self._dims[0], 0, 0)
@@ -57,7 +57,7 @@ class BoxExchange:
         sizes = [math.prod(shape) for shape in shapes]
         sizes[self._mine] = 0
         sent = in_line(parts)
-        got = self._row.send(sent, [part.numel() for part in parts], sizes).split(sizes)
+        got = self._group.send(sent, [part.numel() for part in parts], sizes).split(sizes)
         return self._joined([
             kept if at == self._mine else part.view(shape)
             for at, (part, shape) in enumerate(zip(got, shapes))

@@ -17,11 +17,11 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 
-__all__ = ["Axes", "Cuts", "IndexLayout", "Spread", "askers", "held", "index_layout"]
+__all__ = ["Axes", "Cuts", "IndexLayout", "OperandDims", "askers", "held", "index_layout"]
 
 Axes = tuple[int, ...]
 Cuts = tuple[int, ...] | None
-Spread = tuple[Sequence[int], Sequence[Axes], Sequence[Cuts]]
+OperandDims = tuple[Sequence[int], Sequence[Axes], Sequence[Cuts]]
 """Lengths, axes and cuts of the dims of an operand, which broadcasts to the positions."""
 
 
@@ -42,7 +42,7 @@ class IndexLayout:
 
 
 def index_layout(
-    x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[Spread],
+    x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[OperandDims],
     beside: Collection[int],
 ) -> IndexLayout:
     """The layouts of the positions, of this shape, that `operands` broadcast to, for a tensor that
@@ -70,7 +70,7 @@ def index_layout(
 
 
 def held(
-    shape: Sequence[int], operands: Sequence[Spread], allowed: Collection[int]
+    shape: Sequence[int], operands: Sequence[OperandDims], allowed: Collection[int]
 ) -> tuple[list[Axes], list[Cuts]]:
     """Axes and cuts of each dim, from the first operand that is sharded in it."""
     axes_of: list[Axes] = []

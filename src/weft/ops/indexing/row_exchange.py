@@ -187,7 +187,7 @@ def _sorted(rank: Tensor, row: Tensor, once: bool) -> tuple[Tensor, Tensor, Tens
 
 
 def plan_together(
-    exchange: RowExchange, holder: Tensor, row: Tensor, asker: Tensor, once: bool = False
+    exchange: RowExchange, holder: Tensor, row: Tensor, asker: Tensor, once: bool
 ) -> Routes:
     """Routes where the whole group knows the indices. `asker` says which rank names each of them.
 
@@ -205,7 +205,7 @@ def plan_together(
 
 
 def plan_by_request(
-    exchange: RowExchange, holder: Tensor, row: Tensor, wrong: str = "", once: bool = False
+    exchange: RowExchange, holder: Tensor, row: Tensor, wrong: str, once: bool
 ) -> Routes:
     """Routes where each rank knows only the indices that it names, and requests them; `once` as
     in `plan_together`.

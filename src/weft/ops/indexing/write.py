@@ -23,7 +23,7 @@ from weft.ops.indexing.index_layouts import (
     Axes,
     Cuts,
     IndexLayout,
-    Spread,
+    OperandDims,
     held,
     index_layout,
 )
@@ -75,7 +75,7 @@ class Write:
         kept = [dim for dim in range(x.ndim) if dim not in self.dims]
         new = self._new_dims()
         over = {axis for dim in new for axis in self.values.dims[dim]} if self.values else set()
-        operand = [self._spread(new)] if self.values is not None else []
+        operand = [self._value_dims(new)] if self.values is not None else []
         beside = adding_axes(x, self.values, over) if self.linear else set[int]()
         if cutting.isdisjoint(over):
             places = None
@@ -121,7 +121,7 @@ class Write:
         stop = self.values.ndim - behind
         return list(range(max(stop - len(self.shape), 0), max(stop, 0)))
 
-    def _spread(self, new: Sequence[int]) -> Spread:
+    def _value_dims(self, new: Sequence[int]) -> OperandDims:
         values = self.values
         assert values is not None
         axes: list[Axes] = [values.dims[dim] for dim in new]

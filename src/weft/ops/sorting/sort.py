@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.ops.sorting.splitting import Row, split
+from weft.ops.sorting.splitting import BlockGroup, split
 
 __all__ = ["Sorting", "as_rows", "narrowed"]
 
@@ -32,22 +32,24 @@ class Sorting:
     of as few bytes as they need.
     """
 
-    __slots__ = ("values", "_cuts", "_leaving", "_merged", "_recv", "_row", "_send", "_shape")
+    __slots__ = ("values", "_cuts", "_leaving", "_merged", "_recv", "_group", "_send", "_shape")
 
-    def __init__(self, row: Row, rows: Tensor, descending: bool, cuts: Sequence[int]) -> None:
-        self._row, self._shape, self._cuts = row, rows.shape, cuts
+    def __init__(
+        self, group: BlockGroup, rows: Tensor, descending: bool, cuts: Sequence[int]
+    ) -> None:
+        self._group, self._shape, self._cuts = group, rows.shape, cuts
         num_rows, length = rows.shape
         inner = torch.tensor(cuts[1:-1], dtype=torch.long, device=rows.device)
         in_order, order = rows.detach().sort(dim=-1, descending=descending, stable=True)
         order = narrowed(order, length)
-        found = split(row, in_order, inner.expand(num_rows, -1), descending)
+        found = split(group, in_order, inner.expand(num_rows, -1), descending)
         del in_order
-        sizes = torch.tensor(row.sizes, device=rows.device).view(-1, 1, 1).expand(-1, num_rows, 1)
+        sizes = torch.tensor(group.sizes, device=rows.device).view(-1, 1, 1).expand(-1, num_rows, 1)
         bounds = torch.cat([torch.zeros_like(sizes), found, sizes], -1)
         counts = bounds.diff(dim=-1)  # (blocks, rows, blocks of the result)
-        mine = counts[:, :, row.mine]
-        self._send, self._recv = counts[row.mine].sum(0).tolist(), mine.sum(1).tolist()
-        self._leaving, self._merged = _by_target(order, bounds[row.mine]), None
+        mine = counts[:, :, group.mine]
+        self._send, self._recv = counts[group.mine].sum(0).tolist(), mine.sum(1).tolist()
+        self._leaving, self._merged = _by_target(order, bounds[group.mine]), None
         del order
         got = self.carry(rows)
         self._merged = merged = _merging(got, mine, descending)
@@ -55,7 +57,7 @@ class Sorting:
 
     def places(self) -> Tensor:
         """The positions of `values` in the whole rows, of `int32` where that is enough."""
-        first, last = self._cuts[self._row.mine : self._row.mine + 2]
+        first, last = self._cuts[self._group.mine : self._group.mine + 2]
         dtype = torch.int32 if self._cuts[-1] < 2**31 else torch.long
         return self.carry(torch.arange(
             first, last, dtype=dtype, device=self.values.device).expand(self._shape[0], -1))
@@ -64,13 +66,13 @@ class Sorting:
         """One value per element of the block, moved to the element's position in the result."""
         leaving = [rows.reshape(-1).index_select(0, self._leaving)]
         del rows
-        got = self._row.send(leaving.pop(), self._send, self._recv)
+        got = self._group.send(leaving.pop(), self._send, self._recv)
         return got if self._merged is None else got.index_select(0, self._merged)
 
     def back(self, values: Tensor) -> Tensor:
         """One value per element of the result, moved to the element's position in the block."""
         assert self._merged is not None
-        got = self._row.send(_undone(values, self._merged), self._recv, self._send)
+        got = self._group.send(_undone(values, self._merged), self._recv, self._send)
         return _undone(got, self._leaving).view(self._shape)
 
 
@@ -86,20 +88,16 @@ def _by_target(order: Tensor, bounds: Tensor) -> Tensor:
     num_rows, length = order.shape
     if num_rows == 1:
         return order.reshape(-1)
-    order = narrowed(order.long() + length * _column(num_rows, order), order.numel())
+    starts = length * torch.arange(num_rows, device=order.device).unsqueeze(1)
+    order = narrowed(order.long() + starts, order.numel())
     at = torch.arange(length, device=order.device).expand(num_rows, -1).contiguous()
     target = torch.searchsorted(bounds[:, 1:-1].contiguous(), at, right=True, out_int32=True)
     del at
     return order.reshape(-1).index_select(0, target.view(-1).argsort(stable=True))
 
 
-def _column(length: int, like: Tensor) -> Tensor:
-    return torch.arange(length, device=like.device).unsqueeze(1)
-
-
 def _merging(got: Tensor, counts: Tensor, descending: bool) -> Tensor:
-    """The order that merges what came from all blocks, (blocks, rows) elements of each, into rows.
-    """
+    """The order that merges what came from all blocks, `counts[block, row]` each, into rows."""
     merged = narrowed(got.detach().sort(dim=0, descending=descending, stable=True)[1], len(got))
     num_blocks, num_rows = counts.shape
     if num_rows == 1:

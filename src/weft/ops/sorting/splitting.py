@@ -25,12 +25,12 @@ from weft.ops.all_to_all import AllToAll
 from weft.ops.sorting.unsigned import to_order
 from weft.transport import Shards, collective, traffic
 
-__all__ = ["Row", "can_key", "first_next", "keys_of", "split"]
+__all__ = ["BlockGroup", "can_key", "first_next", "keys_of", "split"]
 
 _LARGEST = torch.iinfo(torch.long).max
 
 
-class Row(AllToAll):
+class BlockGroup(AllToAll):
     """The ranks that hold the blocks of some dims, in the order of the blocks.
 
     `num` is their number, `mine` this rank's position, `sizes` the number of elements of each.
@@ -59,9 +59,9 @@ class Row(AllToAll):
         """A small Python value of every block, in order."""
         return self.comm.exchange(value)
 
-    def resized(self, sizes: Sequence[int]) -> Row:
+    def resized(self, sizes: Sequence[int]) -> BlockGroup:
         """The same ranks with blocks of other sizes."""
-        other = object.__new__(Row)
+        other = object.__new__(BlockGroup)
         other.comm, other.num, other.mine = self.comm, self.num, self.mine
         other.sizes = tuple(sizes)
         return other
@@ -84,7 +84,7 @@ def keys_of(x: Tensor, descending: bool = False) -> Tensor:
     return ~keys if descending else keys
 
 
-def split(row: Row, in_order: Tensor, ranks: Tensor, descending: bool = False) -> Tensor:
+def split(group: BlockGroup, in_order: Tensor, ranks: Tensor, descending: bool = False) -> Tensor:
     """How many of each block's elements are among the first `ranks` of all.
 
     Args:
@@ -96,30 +96,30 @@ def split(row: Row, in_order: Tensor, ranks: Tensor, descending: bool = False) -
     """
     num_rows, num_cuts = ranks.shape
     device, keys = in_order.device, _Keys(in_order, descending)
-    sizes = torch.tensor(row.sizes, device=device).view(-1, 1, 1)
-    low = torch.zeros(row.num, num_rows, num_cuts, dtype=torch.long, device=device)
+    sizes = torch.tensor(group.sizes, device=device).view(-1, 1, 1)
+    low = torch.zeros(group.num, num_rows, num_cuts, dtype=torch.long, device=device)
     high = sizes.expand_as(low).clone()
     first = True
     while bool((low < high).any()):
-        places = _samples(low, high, min(_NUM_SAMPLES, max(row.sizes)))
+        places = _samples(low, high, min(_NUM_SAMPLES, max(group.sizes)))
         if first:  # the undecided elements are the same for every cut
-            shown = row.gather(_shown(row, keys, places[:, :, :1])).expand_as(places)
+            shown = group.gather(keys.at(places[group.mine, :, :1])).expand_as(places)
             low, high = _narrowed(low, high, places, shown, ranks)
         elif num_cuts > 2:
-            low, high = _shared_out(row, keys, low, high, places, ranks)
+            low, high = _shared_out(group, keys, low, high, places, ranks)
         else:
-            shown = row.gather(_shown(row, keys, places))
+            shown = group.gather(keys.at(places[group.mine]))
             low, high = _narrowed(low, high, places, shown, ranks)
         first = False
         if in_order.is_meta:  # no data
-            return _spread_evenly(row, ranks)
+            return _spread_evenly(group, ranks)
     return low
 
 
-def _spread_evenly(row: Row, ranks: Tensor) -> Tensor:
+def _spread_evenly(group: BlockGroup, ranks: Tensor) -> Tensor:
     """`split` of blocks whose elements are in no order."""
-    ends = torch.tensor([0, *accumulate(row.sizes)], device=ranks.device).view(-1, 1, 1)
-    return (ends * ranks // max(sum(row.sizes), 1)).diff(dim=0)
+    ends = torch.tensor([0, *accumulate(group.sizes)], device=ranks.device).view(-1, 1, 1)
+    return (ends * ranks // max(sum(group.sizes), 1)).diff(dim=0)
 
 
 _NUM_SAMPLES = 64
@@ -127,14 +127,14 @@ _NUM_SAMPLES = 64
 more rounds of fewer samples would take fewer bytes, but more time."""
 
 
-def first_next(row: Row, before: Tensor, keys: Tensor) -> Tensor:
+def first_next(group: BlockGroup, before: Tensor, keys: Tensor) -> Tensor:
     """Which block has the element of each rank, given the counts `before` it from `split`.
 
     `keys` are this block's keys of the elements after the counts, (rows, cuts); where there is no
     such element, any value.
     """
-    sizes = torch.tensor(row.sizes, device=keys.device).view(-1, 1, 1)
-    shown, has = row.gather(keys), before < sizes
+    sizes = torch.tensor(group.sizes, device=keys.device).view(-1, 1, 1)
+    shown, has = group.gather(keys), before < sizes
     least = torch.where(has, shown, _LARGEST).amin(0)
     return (has & (shown == least)).long().argmax(0)
 
@@ -161,32 +161,28 @@ class _Keys:
         return keys_of(self.in_order.gather(1, flat), self.descending).view(places.shape)
 
 
-def _shown(row: Row, keys: _Keys, places: Tensor) -> Tensor:
-    """The keys at this block's own sampled positions."""
-    return keys.at(places[row.mine])
-
-
 def _shared_out(
-    row: Row, keys: _Keys, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
+    group: BlockGroup, keys: _Keys, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`_narrowed`, with the cuts divided among the ranks: each gets the samples of its cuts and
     sends its conclusions."""
     num_rows, num_cuts, num_samples = places.shape[1:]
-    starts = [block * num_cuts // row.num for block in range(row.num + 1)]
+    starts = [block * num_cuts // group.num for block in range(group.num + 1)]
     counts = [stop - start for start, stop in pairwise(starts)]
-    start, stop = starts[row.mine : row.mine + 2]
+    start, stop = starts[group.mine : group.mine + 2]
     each = num_rows * num_samples
-    own = _shown(row, keys, places).transpose(0, 1).reshape(-1)
-    got = row.send(own, [count * each for count in counts], [(stop - start) * each] * row.num)
-    shown = got.view(row.num, stop - start, num_rows, num_samples).transpose(1, 2)
+    own = keys.at(places[group.mine]).transpose(0, 1).reshape(-1)
+    got = group.send(own, [count * each for count in counts], [(stop - start) * each] * group.num)
+    shown = got.view(group.num, stop - start, num_rows, num_samples).transpose(1, 2)
     mine = slice(start, stop)
     found = _narrowed(
         low[:, :, mine], high[:, :, mine], places[:, :, mine], shown, ranks[:, mine]
     )
     told = torch.stack(found).permute(3, 0, 1, 2).reshape(-1)
-    sizes = [count * 2 * row.num * num_rows for count in counts]
-    every = row.gather_parts(told, sizes).view(num_cuts, 2, row.num, num_rows).permute(1, 2, 3, 0)
-    return every[0], every[1]
+    sizes = [count * 2 * group.num * num_rows for count in counts]
+    every = group.gather_parts(told, sizes).view(num_cuts, 2, group.num, num_rows)
+    low, high = every.permute(1, 2, 3, 0)
+    return low, high
 
 
 def _narrowed(

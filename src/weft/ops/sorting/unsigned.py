@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import wraps
-from typing import Any
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -40,12 +40,7 @@ def by_bits(lookup: Lookup) -> Lookup:
         dtype = getattr(torch, call.tensors[0].dtype)
         if dtype not in SIGNED or not any(layouts[0].dims):
             return lookup(call, layouts, wants_grad)
-        op, signed = _overload(call), SIGNED[dtype]
+        op, signed = attrgetter(call.op)(torch.ops), SIGNED[dtype]
         return Composite(lambda x, *args: op(x.view(signed), *args).view(dtype))
 
     return found
-
-
-def _overload(call: Call) -> Any:
-    _, base, overload = call.op.split(".")
-    return getattr(getattr(torch.ops.aten, base), overload)

@@ -281,6 +281,8 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
             out = composer.add(parts.trace, dict(slots))
         if out is not None:
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
+            if not composer.steps:
+                return Alias(fill(trace.result, slots)), None
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of_several(op, composer, program)
     runner = Function(fallback.runner(mesh, by_book.NO_COMPOSITION))

@@ -349,9 +349,9 @@ class Builder:
         `brought`: whether the local op itself has data come from other ranks.
         """
         out: list[tuple[int, Any]] = []
-        for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
-            move = moves[self.slots[place if self.views_each else 0]]
-            alias = self._alias(brought or (move is not None and move.src != move.dst))
+        move = moves[self.slots[0]]
+        alias = self._alias(brought or (move is not None and move.src != move.dst))
+        for slot, layout in zip(slots_of(self.op.results), decision.results):
             meta = self.trace.metas[slot.index]
             differentiable = self.differentiable(meta, grad)
             leaving = replicated(layout, varying)
@@ -365,18 +365,13 @@ class Builder:
             out.append((slot.index, leave))
         return out
 
-    @property
-    def views_each(self) -> bool:
-        """Whether each result is a view of its own operand."""
-        return self.entry is not None and self.entry.views_each
-
     def _widens(self) -> bool:
         return self.entry is not None and self.entry.widens
 
     def shares(self) -> bool:
         """Whether results of the op share memory with an operand in torch."""
         if not (self.facts.is_view and self.facts.may_copy):
-            return self.facts.is_view or self.views_each
+            return self.facts.is_view
         return shares_memory(self.op, self.tensors)
 
     def _has_gaps(self) -> bool:

@@ -61,8 +61,8 @@ def parts_of(
             raise
         return None  # compositions for compilers may look at devices
     trace = _out_of_place(trace, len(metas))
-    covered = bool(trace.ops) and all(_is_covered(one, trace, device_type) for one in trace.ops)
-    return Parts(composed, trace=trace) if covered else None
+    covered = all(_is_covered(one, trace, device_type) for one in trace.ops)
+    return Parts(composed, trace=trace) if covered and slots_of(trace.result) else None
 
 
 def _out_of_place(trace: Trace, num_given: int) -> Trace:

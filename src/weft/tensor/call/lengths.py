@@ -46,7 +46,7 @@ def sources_of(builder: Builder) -> Sources | None:
     op, rule = builder.op, builder.rule
     if builder.own is not None and not builder.own.by_shape:
         return None  # the user's function may look at lengths
-    if type(op.results) is list and not builder.views_each:
+    if type(op.results) is list:
         return None  # how many there are may follow from a length (unbind)
     if rule is None or (builder.decision is not None and builder.decision.lengths is not None):
         return _of_decision(builder)

@@ -15,7 +15,7 @@ import torch
 from weft.core import Layout
 from weft.core.cuts import cuts_from_sizes
 from weft.ops.sorting.distinct import Distinct, consecutive, distinct, distinct_rows
-from weft.ops.sorting.splitting import Row, can_key
+from weft.ops.sorting.splitting import BlockGroup, can_key
 from weft.ops.sorting.unsigned import from_order, to_order
 from weft.rules import op, page
 from weft.tensor import modes
@@ -76,14 +76,14 @@ def _distinct(
     modes.check_summaries(name, (layout,), layout.sharded_axes)
     local = to_order(entered(name, mesh, (x.detach(),), (layout,), _REDUCED)[0])
     with traffic.label(name, "what is distinct among all blocks"):
-        row = Row(Shards(mesh, layout, range(layout.ndim)))
+        group = BlockGroup(Shards(mesh, layout, range(layout.ndim)))
         asked = options["return_inverse"], options["return_counts"]
         if over is None:
-            found = find(row, local.flatten(), *asked)
-        elif not in_order and x.is_floating_point() and any(row.tell(bool(local.isnan().any()))):
+            found = find(group, local.flatten(), *asked)
+        elif not in_order and x.is_floating_point() and any(group.tell(bool(local.isnan().any()))):
             return runner(mesh, "NaN has no place in the order of rows")(func, (x,), options_of_all)
         else:
-            found = _of_rows(find, row, local, over, *asked)
+            found = _of_rows(find, group, local, over, *asked)
     lead = range(layout.ndim) if over is None else (over,)
     axes = tuple(axis for at in lead for axis in layout.dims[at])
     cuts = cuts_from_sizes(found.sizes)
@@ -127,7 +127,7 @@ def _along(layout: Layout, dim: int) -> Layout:
 
 
 def _of_rows(
-    find: Callable[..., Distinct], row: Row, local: torch.Tensor, dim: int, numbers: bool,
+    find: Callable[..., Distinct], group: BlockGroup, local: torch.Tensor, dim: int, numbers: bool,
     counts: bool,
 ) -> Distinct:
     """What is distinct along a dim, of which each place is a row; results have the dims of x."""
@@ -135,7 +135,7 @@ def _of_rows(
     rows = front.reshape(len(front), math.prod(front.shape[1:]))
     if rows.dtype is torch.bool:
         rows = rows.to(torch.uint8)
-    found = (distinct_rows if find is distinct else find)(row, rows, numbers, counts)
+    found = (distinct_rows if find is distinct else find)(group, rows, numbers, counts)
     values = found.values.to(local.dtype).view(-1, *front.shape[1:]).movedim(0, dim)
     return replace(found, values=values)
 
@@ -225,7 +225,7 @@ def _counted(
     layout = metas[0].layout.without_partial()
     if layout.shape != x.shape:  # a weight of rows, or borders
         layout = Layout.replicated(layout.mesh, x.shape)
-    bins = map_tensors(_plain, bins)
+    bins = map_tensors(lambda x: x.full_tensor() if type(x) is ShardTensor else x, bins)
     if func is torch.histogramdd:
         layout = layout.gathered((1,))
     like = layout if weight is None or weight.shape == x.shape else layout.take((0,))
@@ -240,10 +240,6 @@ def _counted(
     terms = Layout.replicated(layout.mesh, counts.shape).with_partial(layout.sharded_axes)
     counts = counts if mesh.here is not None else counts.flatten()[:0]
     return mesh, local_to_sharded(counts, mesh, terms), borders
-
-
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor() if type(x) is ShardTensor else x
 
 
 PAGE = page(

@@ -39,8 +39,7 @@ _OF_GROUPS = rule("e c k, e k n -> e c n", linear=[0, 1])
 def _layouts(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | Composite | None:
-    """Rows are brought to the owner of their matrix, if that is less than to gather the matrices.
-    """
+    """Rows go to the owner of their matrix, if that sends less than to gather the matrices."""
     if by_rows(call) and layouts[1].dims[0] and _rows_are_less(call, layouts, wants_grad):
         return Composite(_at_owners, each_call=True)
     return matrices_as_they_are(call, layouts, wants_grad)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.indexing.rows import named_dims
 from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import FIX, runner
@@ -65,7 +66,7 @@ def _set_item(tensor: Tensor, index: Any, value: Any) -> None:
         _by_fallback(torch.Tensor.__setitem__, tensor, index, value)
         return
     value = _as_tensor(value, tensor)
-    fills = value.numel() == 1 and all(map(_is_mask, filter(_is_tensor, items)))
+    fills = value.numel() == 1 and all(_is_mask(one) for one in items if isinstance(one, Tensor))
     if fills and (tensor.is_complex() or not value.is_complex()):
         value = value.to(tensor.dtype)  # masks are filled with one element of any dtype
     _set_at(tensor, named, value)
@@ -114,10 +115,6 @@ def _is_basic(item: Any) -> bool:
     return item is None or item is Ellipsis or (
         isinstance(item, (slice, int)) and not isinstance(item, bool)
     )
-
-
-def _is_tensor(item: Any) -> bool:
-    return isinstance(item, Tensor)
 
 
 def _is_mask(item: Any) -> bool:
@@ -266,20 +263,14 @@ def _in_order(
     value: Tensor, indices: Sequence[Any], of_result: Sequence[bool], num_new: int
 ) -> Tensor:
     """The value with the new dims where they stand when integers count as indices."""
-    before = _front([None if not named else True for named in of_result])
-    after = _front(indices)
+    _, before = named_dims([True if named else None for named in of_result])
+    _, after = named_dims(indices)
     if before == after:
         return value
     new = range(num_new)
     return value.movedim(
         tuple([before + dim for dim in new]), tuple([after + dim for dim in new])
     )
-
-
-def _front(indices: Sequence[Any]) -> int:
-    """Where the new dims stand in the result: where the indices do, or in front."""
-    dims = [dim for dim, index in enumerate(indices) if index is not None]
-    return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
 
 
 _NEITHER = "the index is neither a block nor a mask"

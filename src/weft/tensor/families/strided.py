@@ -143,16 +143,12 @@ def _outside(
     inner = sum(count * step for count, step in steps if step < least)
     outer = [(count, step) for count, step in steps if step >= least]
     reach = sum(count * step for count, step in outer)
+    volume = math.prod([length for length, step in zip(shape, strides) if step >= unit])
     if between or inner >= least or any(not unit or step % unit for _, step in outer) or (
-        unit and reach >= unit * _volume(shape, strides, unit)
+        unit and reach >= unit * volume
     ):
         return "it steps out of the dims that are not sharded"
     return ""
-
-
-def _volume(shape: Sequence[int], strides: Ints, unit: int) -> int:
-    """The number of elements in the dims outside of all sharded dims."""
-    return math.prod([length for length, step in zip(shape, strides) if step >= unit])
 
 
 PAGE = page(op("as_strided", compose=_as_strided, each_call=True))

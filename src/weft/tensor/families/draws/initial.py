@@ -93,25 +93,18 @@ def sparse_(
     return tensor
 
 
-def _uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
-    """`uniform_` without a gradient: each rank draws its own elements."""
-    return _init._no_grad_uniform_(tensor, a, b, generator)
+def _filled(fill_: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def initialize(**given: Any) -> Tensor:
+        """Filled without a gradient: each rank its own elements."""
+        return fill_(**given)
 
-
-def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
-    """`normal_` without a gradient: each rank draws its own elements."""
-    return _init._no_grad_normal_(tensor, mean, std, generator)
-
-
-def _constant_(tensor: Tensor, val: float) -> Tensor:
-    """`fill_` without a gradient, in its layout."""
-    return _init._no_grad_fill_(tensor, val)
+    return initialize
 
 
 PAGE = page(
-    op("torch.nn.init.uniform_", compose=_uniform_, each_call=True),
-    op("torch.nn.init.normal_", compose=_normal_, each_call=True),
-    op("torch.nn.init.constant_", compose=_constant_, each_call=True),
+    op("torch.nn.init.uniform_", compose=_filled(_init._no_grad_uniform_), each_call=True),
+    op("torch.nn.init.normal_", compose=_filled(_init._no_grad_normal_), each_call=True),
+    op("torch.nn.init.constant_", compose=_filled(_init._no_grad_fill_), each_call=True),
     op("torch.nn.init.kaiming_uniform_", each_call=True, compose=_kaiming(
         lambda w, std, generator: w.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std,
                                              generator=generator))),

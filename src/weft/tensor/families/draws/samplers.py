@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.ops.elementwise import broadcast_result
 from weft.propagate import decide
 from weft.rng import Source, rejection, samples
 from weft.rules import Call, TensorArg, bind, op, page, parse
@@ -122,8 +123,7 @@ def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
-    """Drawn in the layout of the shapes, with a gradient by the distribution function's derivative.
-    """
+    """Drawn in the layout of the shapes; its gradient comes from the distribution function's."""
     def sample(source: Source, local: Tensor) -> Tensor:
         tiny = torch.finfo(shape.dtype).tiny
         return rejection.gamma(source, local).to(shape.dtype).clamp_(min=tiny)
@@ -207,23 +207,13 @@ def _randint_like(
     ))
 
 
-def _broadcast(x: Tensor, other: Tensor, *rest: Any) -> Tensor:
-    """torch has no meta kernel."""
-    return x.new_empty(torch.broadcast_shapes(x.shape, other.shape))
-
-
-def _like_first(x: Tensor, *rest: Any) -> Tensor:
-    """torch has no meta kernel."""
-    return x.new_empty(x.shape)
-
-
 PAGE = page(
     op("normal", compose=_normal, each_call=True),
     op("bernoulli", compose=_bernoulli_of, each_call=True),
     op("poisson", compose=_poisson, each_call=True),
-    op("binomial", compose=_binomial, each_call=True, result=_broadcast),
-    op("_standard_gamma", compose=_standard_gamma, each_call=True, result=_like_first),
-    op("_sample_dirichlet", compose=_dirichlet, each_call=True, result=_like_first),
+    op("binomial", compose=_binomial, each_call=True, result=broadcast_result),
+    op("_standard_gamma", compose=_standard_gamma, each_call=True, result=broadcast_result),
+    op("_sample_dirichlet", compose=_dirichlet, each_call=True, result=broadcast_result),
     op("multinomial", compose=_multinomial, each_call=True),
     op("rand_like", compose=_rand_like, each_call=True),
     op("randn_like", compose=_randn_like, each_call=True),
