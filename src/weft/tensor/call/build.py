@@ -99,6 +99,7 @@ class _Miss:
         function, entry = own.rule_of(self.func), ops.FUNCTIONS.get(self.func)
         if function is None or function.is_op:
             if entry is not None and entry.each_call:
+                check_refused(None, self.func, self.args, self.kwargs)
                 return by_book.composed(entry, self.mesh), True
             resized = self._resized()
             if resized is not None:
