@@ -178,6 +178,24 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "dims of expand": (lambda x: x.expand(7), (1, 4, 7)),
     "dims of a resize": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (1, 4, 7)),
     "dims of a padding": (lambda x: F.pad(x, (1,) * 6, mode="reflect"), (1, 4, 7)),
+    "a vector of equations": (lambda x: torch.linalg.lstsq(x[0, 0], x[0].mT), (1, 4, 7)),
+    "no shape of places": (lambda x: torch.unravel_index(x[0].long(), (0, 5)), (1, 4, 7)),
+    "counts of rows": (lambda x: x[0].long().bincount(), (1, 4, 7)),
+    "counts of floats": (lambda x: x[0, 0].bincount(), (1, 4, 7)),
+    "rows of bins": (lambda x: torch.histogram(x[0], x[0].clone()), (1, 4, 7)),
+    "a word as a flag": (
+        lambda x: torch.unique_consecutive(x[0, 0], return_counts="str"), (1, 4, 7)),
+    "no reduction": (lambda x: F.gaussian_nll_loss(x, x, x, reduction="abc"), (1, 4, 7)),
+    "weights of a bag": (
+        lambda x: F.embedding_bag(
+            x[0, 0].long(), _zeros(10, 5).double(), x[0, 0, :2].long(), mode="sum",
+            per_sample_weights=x[0, 0]), (1, 4, 7)),
+    "dtype of out": (
+        lambda x: torch.multinomial(x[0] + 1, 2, out=torch.empty_like(x[0, :, :2])), (1, 4, 7)),
+    "values at places": (
+        lambda x: x.index_put((None, None, torch.tensor([0, 2])), _zeros(3, 2)), (1, 4, 7)),
+    "more dims at places": (
+        lambda x: x[0].index_put((torch.tensor([0, 2]),), x[:, :2]), (1, 4, 7)),
     "integers of windows": (
         lambda x: torch.stft(x[0].int(), 3, 1, window=_zeros(3), return_complex=True), (1, 4, 7)),
 }
@@ -208,6 +226,11 @@ def test_a_border_that_no_memory_holds_ends_at_once() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
+def _with_two(x: Any, mask: torch.Tensor) -> Any:
+    x[mask] = torch.tensor([5.0, 6.0])
+    return x
+
+
 def test_what_data_decides_is_not_refused() -> None:
     """Of zeros, and of one element, kernels refuse some of these or warn."""
     calls = (
@@ -215,6 +238,12 @@ def test_what_data_decides_is_not_refused() -> None:
         lambda x: torch.linalg.inv(x[:, :2] + 1e-3),
         lambda x: x.double().std(1),
         lambda x: torch.stft(x.flatten(), 3, 1, window=torch.ones(3), return_complex=True),
+        lambda x: torch._segment_reduce(x, "max", lengths=(x + 1).sum(1).long()[:1] - 2),
+        lambda x: _with_two(x.clone(), torch.eye(2, 3) > 0),
+        lambda x: _with_two(x.clone(), x > 0),
+        lambda x: torch.histogram(x, x.sum(1).cumsum(0))[0],
+        lambda x: x.repeat_interleave((x.sum(1) + 1).long(), 0, output_size=4),
+        lambda x: torch.linalg.lu_solve(x[:, :2], x[0, :2].int() * 2 + x[1, :2].int() * 2, x),
     )
 
     def on_rank(mesh: Any) -> None:

@@ -15,8 +15,7 @@ import os
 import re
 import types
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,8 +56,6 @@ _LACKS = re.compile(r"fake impl|[Mm]eta (tensor|kernel)| meta |Could not run|not
 _KINDS = re.compile(r"(torch\.|Meta|CPU)\w*(Tensor|Type)")
 """How messages call a kind of tensor, which is another on the meta device."""
 
-_NUMBERS = re.compile(r"\d+")
-
 _NOT_TRIED: Any = (torch.Generator, types.FunctionType, types.MethodType)
 """Of arguments: they would change, or do something."""
 
@@ -71,23 +68,24 @@ def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exce
     if is_wefts and not isinstance(error, errors.LayoutError):
         return error
     told = _of_zeros(func, args, kwargs)
-    if told is None or (
-        type(told) is type(error)
-        and _NUMBERS.sub("", str(told)) == _NUMBERS.sub("", str(error))  # some may be of data
-    ):
-        return error
-    return told.with_traceback(error.__traceback__)
+    return error if told is None else told.with_traceback(error.__traceback__)
 
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Exception | None:
-    """What torch raises for a call of few elements on zeros, if it refuses it."""
+    """What torch raises for a call of few elements on zeros, if it refuses it. Plain masks stay:
+    messages count what they select."""
     tensors = flatten((args, kwargs))
     if not _is_torchs(func) or sum([one.numel() for one in tensors]) > _FEW or (
         not all(one.device.type == "cpu" and dense(one) for one in tensors)
     ):
         return None
-    return _refusal(func, *map_tensors(
-        lambda one: torch.zeros(one.shape, dtype=one.dtype), (args, kwargs)))
+
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype is torch.bool and type(tensor) is not ShardTensor:
+            return tensor.detach().clone()
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    return _refusal(func, *map_tensors(zeros, (args, kwargs)))
 
 
 def _is_torchs(func: Any) -> bool:
@@ -111,17 +109,16 @@ def _refusal(func: Any, args: Any, kwargs: Any) -> Exception | None:
 
 
 def _words(error: BaseException) -> str:
-    """What an error says, but for numbers, and for the kind of tensors."""
-    return _NUMBERS.sub("", _KINDS.sub("", str(error)))
+    """What an error says, but for the kind of tensors."""
+    return _KINDS.sub("", str(error))
 
 
 def check_refused(error: BaseException | None, func: Any, args: Any, kwargs: Any) -> None:
     """Raise what kernels say of a call that cannot be captured, before it sends something.
 
     That is, where meta tensors gave an error of the same words: then it is no lack of data, or of
-    a meta kernel. Else a call of very few elements is tried with several values in the place of
-    those that no single rank knows: an error that all of these give, and that is not about values,
-    is one of shapes, dtypes, or other arguments.
+    a meta kernel. Else a call of very few elements is tried on several values: an error that
+    all of these give, and that is not about values, is one of shapes, dtypes, or other arguments.
     """
     if isinstance(error, Exception) and not _LACKS.search(str(error)):
         told = _of_zeros(func, args, kwargs)
@@ -132,7 +129,8 @@ def check_refused(error: BaseException | None, func: Any, args: Any, kwargs: Any
         return
     said: list[Exception] = []
     for fill in (_identity, torch.ones_like, torch.zeros_like, _ascending):
-        told = _refusal(func, *map_tensors(partial(_known_or, fill), (args, kwargs)))
+        told = _refusal(func, *map_tensors(
+            lambda one, fill=fill: fill(torch.zeros(one.shape, dtype=one.dtype)), (args, kwargs)))
         if told is None:
             return
         if not _OF_VALUES.search(str(told)):
@@ -152,13 +150,6 @@ def _may_be_tried(func: Any, args: Any, kwargs: Any) -> bool:
         and sum([one.numel() for one in tensors]) <= _FEWEST
         and all(one.device.type == "cpu" and dense(one) for one in tensors)
     )
-
-
-def _known_or(fill: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a plain tensor, or one of a ShardTensor's shape and dtype."""
-    if type(tensor) is not ShardTensor:
-        return tensor.detach().clone()
-    return fill(torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
 def _identity(zeros: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Draws whose elements depend on parameters, which are moved to the layout of the result.
 
-On a CPU torch reads the parameters, and refuses impossible ones. So does each rank, of those that it
-draws with, which costs no communication: where others have none of these, they go on, and are told
-why this rank does not come.
+On a CPU torch reads the parameters, and refuses impossible ones. So does each rank, of those that
+it draws with, which costs no communication: where others have none of these, they go on, and are
+told why this rank does not come.
 """
 
 from __future__ import annotations
