@@ -61,9 +61,14 @@ _RANGES = {"bernoulli": (0.0, 1.0), "poisson": (0.0, math.inf)}
 """The parameters that torch takes on a CPU."""
 
 
+def _may_read(values: Tensor) -> bool:
+    """Whether there are values that torch would read: an accelerator it does not wait for."""
+    return values.is_cpu and values.numel() > 0
+
+
 def _check_range(refuse: Callable[[Tensor], Any], local: Tensor, low: float, high: float) -> None:
     """Raise torch's error, by torch's op, if something is out of a range, or nan."""
-    if local.is_cpu and local.numel():
+    if _may_read(local):
         least, most = torch.aminmax(local)
         if not (low <= float(least) and float(most) <= high):
             refuse(local)
@@ -201,7 +206,7 @@ def _multinomial(
 
 def _check_rows(totals: Tensor, replacement: bool) -> None:
     """Raise torch's error of rows whose sums are those of no distribution, if there are any."""
-    if totals.is_cpu and totals.numel():
+    if _may_read(totals):
         torch.multinomial(totals[:1], 1 + replacement, replacement)
 
 
