@@ -198,7 +198,8 @@ def reads_alike(mesh):
     x = weft.distribute_tensor(torch.arange(5.0), mesh, weft.P("x")).requires_grad_()
     loss = (x * x).sum()
     read = [loss.item(), bool(x.max() > 3), x.tolist(), float(x[4]), int(x.argmax()),
-            x[:0].tolist(), x.full_tensor().sum().item(), weft.ones(3, mesh=mesh).to(torch.bool).all().item()]
+            x[:0].tolist(), x.full_tensor().sum().item(),
+            weft.ones(3, mesh=mesh).to(torch.bool).all().item()]
     loss.backward()
     return [*read, loss.item() if mesh.rank == 0 else 30.0]
 
