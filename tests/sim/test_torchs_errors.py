@@ -294,6 +294,20 @@ def test_an_index_out_of_bounds_is_an_error_on_all_ranks(name: str, rows: P, pla
 
 
 @pytest.mark.parametrize("place", [P("x"), P()], ids=str)
+def test_an_index_into_no_rows_is_an_error_on_all_ranks(place: P) -> None:
+    """Also where one rank alone has indices."""
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.ones(0, 5), mesh, P("x"))
+        i = weft.distribute_tensor(torch.tensor([0]), mesh, place)
+        y = weft.distribute_tensor(torch.ones(1, 5), mesh, place)
+        for call in (lambda: x[i], lambda: x.index_put((i,), y), lambda: x.index_copy(0, i, y)):
+            with pytest.raises(IndexError, match="index 0 is out of bounds"):
+                call()
+
+    weft.testing.run(on_rank, mesh={"x": 3})
+
+
+@pytest.mark.parametrize("place", [P("x"), P()], ids=str)
 def test_negative_counts_are_an_error_beside_positive_ones(place: P) -> None:
     counts = torch.tensor([3, 1, 1, 1, 2, -1])
 
