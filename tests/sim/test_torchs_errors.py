@@ -192,6 +192,14 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
             per_sample_weights=x[0, 0]), (1, 4, 7)),
     "dtype of out": (
         lambda x: torch.multinomial(x[0] + 1, 2, out=torch.empty_like(x[0, :, :2])), (1, 4, 7)),
+    "no place of a resize": (
+        lambda x: F.interpolate(x, (0, 3), mode="bilinear"), (1, 1, 4, 4)),
+    "rows of variances": (
+        lambda x: F.batch_norm(x, torch.ones(1, 4), torch.ones(4), training=True), (1, 4, 7)),
+    "row of a native variance": (
+        lambda x: torch.native_batch_norm(
+            x, None, None, torch.ones(4), torch.ones(4, 1), True, 0.1, 0.1), (1, 4, 7)),
+    "dims of targets": (lambda x: F.soft_margin_loss(x[0, 0], x[0]), (1, 4, 7)),
     "values at places": (
         lambda x: x.index_put((None, None, torch.tensor([0, 2])), _zeros(3, 2)), (1, 4, 7)),
     "more dims at places": (
