@@ -191,6 +191,10 @@ class _Miss:
         is_leaf = kwargs.get("requires_grad") is True
         builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf)
         made = builder.build()
+        at_once = type(made) is Function or (
+            isinstance(made, ops.Composite) and made.each_call and not made.writes)
+        if at_once and not builder.facts.is_random:
+            check_refused(None, func, args, kwargs)
         if isinstance(made, ops.Composite):
             made, sizes = _composite(made, builder)
             self._keep(sizes)
