@@ -200,6 +200,14 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
         lambda x: torch.native_batch_norm(
             x, None, None, torch.ones(4), torch.ones(4, 1), True, 0.1, 0.1), (1, 4, 7)),
     "dims of targets": (lambda x: F.soft_margin_loss(x[0, 0], x[0]), (1, 4, 7)),
+    "no reduction of segments": (
+        lambda x: torch.segment_reduce(
+            x[0, 0], "nonsense", lengths=torch.tensor([3, 4]), initial=0.5), (1, 4, 7)),
+    "offsets that go back": (
+        lambda x: torch.segment_reduce(x[0, 0], "prod", offsets=torch.tensor([0, 4, 2, 7])),
+        (1, 4, 7)),
+    "floats as labels": (
+        lambda x: F.multilabel_margin_loss(x[0], x[0].double()), (1, 4, 7)),
     "values at places": (
         lambda x: x.index_put((None, None, torch.tensor([0, 2])), _zeros(3, 2)), (1, 4, 7)),
     "more dims at places": (
