@@ -156,3 +156,54 @@ def test_a_world_runs_on_after_a_fault(short: GlooWorld) -> None:
     with pytest.raises(ValueError, match="only here") as caught:
         short.run(raises, (2,))
     assert caught.value.__notes__[0].startswith("on gloo rank 1:\nTraceback")
+
+
+def reads_on_one_rank(mesh):
+    x = weft.distribute_tensor(torch.arange(6.0), mesh, weft.P("x"))
+    if mesh.rank == 0:
+        x.sum().item()
+    return x.max().item()
+
+
+def reads_in_a_handler(mesh):
+    x = weft.distribute_tensor(torch.arange(6.0), mesh, weft.P("x"))
+    try:
+        if mesh.rank == 1:
+            raise ValueError
+        return x.sum().item()
+    except ValueError:
+        return x.sum().item()
+
+
+def gathers_on_one_rank(mesh):
+    x = weft.distribute_tensor(torch.arange(6.0), mesh, weft.P("x"))
+    if mesh.rank == 0:
+        x.full_tensor()
+    return (2 * x).full_tensor()
+
+
+@pytest.mark.parametrize("fn", [reads_on_one_rank, reads_in_a_handler, gathers_on_one_rank])
+def test_numbers_that_other_ranks_do_not_read_are_never_wrong(short: GlooWorld, fn) -> None:
+    outcomes = short.outcomes(fn, {"x": 2})
+    for told in outcomes:
+        assert isinstance(told, CommunicationError)
+        head, _, offenders, fix = str(told).splitlines()
+        assert head == ("item, bool, full_tensor over axes (x), ranks 0, 1: its 2 ranks read "
+                        "numbers at 2 lines of the program.")
+        assert offenders.startswith("  Offenders: rank 0 at test_comm_faults.py:")
+        assert fix == "  Fix: value = x.sum().item() on all ranks; if rank == 0: print(value)"
+
+
+def reads_alike(mesh):
+    x = weft.distribute_tensor(torch.arange(5.0), mesh, weft.P("x")).requires_grad_()
+    loss = (x * x).sum()
+    read = [loss.item(), bool(x.max() > 3), x.tolist(), float(x[4]), int(x.argmax()),
+            x[:0].tolist(), x.full_tensor().sum().item(),
+            weft.ones(3, mesh=mesh).to(torch.bool).all().item()]
+    loss.backward()
+    return [*read, loss.item() if mesh.rank == 0 else 30.0]
+
+
+def test_numbers_that_all_read_are_read(short: GlooWorld) -> None:
+    due = [30.0, True, [0.0, 1.0, 2.0, 3.0, 4.0], 4.0, 4, [], 10.0, True, 30.0]
+    assert short.run(reads_alike, {"x": 2}) == [due, due]

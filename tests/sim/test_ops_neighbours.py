@@ -72,6 +72,20 @@ def test_segments_that_do_not_fit(lengths: list[int], said: str) -> None:
         weft.testing.run(on_rank, mesh={"x": 2})
 
 
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_extrema_of_segments_by_their_other_names(reduce: str) -> None:
+    full, lengths = torch.tensor([3.0, -1.0, 4.0, 1.0, -5.0, 9.0]), torch.tensor([2, 1, 3])
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(full, mesh, P("x"))
+        for options in ({}, {"initial": 0.5}):
+            due = torch.segment_reduce(full, reduce, lengths=lengths, **options)
+            found = torch.segment_reduce(x, reduce, lengths=lengths, **options)
+            assert torch.equal(found.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=str)
 @pytest.mark.parametrize("of_lengths", [P(), P("x")], ids=str)
 def test_segments_of_one_batch_that_do_not_fit(spec: P, of_lengths: P) -> None:

@@ -378,7 +378,61 @@ def test_a_draw_lies_as_torchs_does() -> None:
     assert weft.testing.run(on_rank, mesh={"x": 2}) == [due, due]
 
 
-def test_rows_that_are_no_distribution_name_no_category() -> None:
+IMPOSSIBLE: dict[str, Any] = {
+    "bernoulli": (lambda x: torch.bernoulli(x), (-1.0, 2.0, torch.nan)),
+    "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(x), (-1.0, 2.0, torch.nan)),
+    "normal": (lambda x: torch.normal(0.0, x), (-1.0, torch.nan)),
+    "normal of means": (lambda x: torch.normal(x, x), (-1.0, torch.nan)),
+    "poisson": (torch.poisson, (-1.0, torch.nan)),
+    "multinomial of one": (lambda x: torch.multinomial(x, 1), (-4.0, torch.nan, torch.inf)),
+    "multinomial": (lambda x: torch.multinomial(x, 2), (-4.0, torch.nan, torch.inf)),
+    "multinomial, replacement": (lambda x: torch.multinomial(x, 5, True), (torch.inf,)),
+    "categorical": (lambda x: torch.distributions.Categorical(x, validate_args=False).sample(),
+                    (-4.0, torch.nan, torch.inf)),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_parameters_are_torchs_error_where_they_are_read(name: str) -> None:
+    """On all ranks if all have them, else on those that do."""
+    draw, values = IMPOSSIBLE[name]
+    for value in values:
+        full = torch.full((6, 4), 0.25)
+        full[5, 1] = value
+        with pytest.raises(RuntimeError) as plain:
+            draw(full.clone())
+
+        def on_rank(mesh: Any, full: Tensor = full, said: str = str(plain.value)) -> None:
+            weft.rand(1, mesh=mesh)  # seeds are compared at the first draw
+            for spec in (P(), P("x")):
+                x = weft.distribute_tensor(full, mesh, spec)
+                if spec == P("x") and mesh.rank < 2:
+                    draw(x)
+                    continue
+                with pytest.raises(RuntimeError) as told:
+                    draw(x)
+                assert str(told.value) == said
+            assert mesh.everyone().exchange(mesh.rank) == [0, 1, 2]
+
+        weft.testing.run(on_rank, mesh={"x": 3})
+
+
+def test_a_row_of_zeros_is_torchs_error() -> None:
+    def on_rank(mesh: Any) -> None:
+        for num, replacement in ((1, False), (2, False), (3, True)):
+            x = weft.distribute_tensor(torch.zeros(2, 4), mesh, P("x"))
+            with pytest.raises(RuntimeError, match="sum of probabilities <= 0"):
+                torch.multinomial(x, num, replacement)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def _as_accelerators_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.tensor.families.draws.samplers._may_read", lambda values: False)
+
+
+def test_rows_that_are_no_distribution_name_no_category(monkeypatch: pytest.MonkeyPatch) -> None:
+    _as_accelerators_do(monkeypatch)
     weights = torch.ones(6, 5)
     weights[1], weights[2, 3], weights[3, 0], weights[4, 4] = 0.0, -1.0, torch.nan, torch.inf
     for num, replacement in ((1, False), (2, False), (3, True)):
@@ -389,7 +443,8 @@ def test_rows_that_are_no_distribution_name_no_category() -> None:
         assert (found[1:5] == 5).all() and (found[[0, 5]] < 5).all()
 
 
-def test_a_deviation_below_zero_gives_nan() -> None:
+def test_a_deviation_below_zero_gives_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    _as_accelerators_do(monkeypatch)
     deviations = torch.tensor([1.0, -1.0, 0.0, torch.nan])
 
     def on_rank(mesh: Any) -> Tensor:

@@ -178,6 +178,40 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "dims of expand": (lambda x: x.expand(7), (1, 4, 7)),
     "dims of a resize": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (1, 4, 7)),
     "dims of a padding": (lambda x: F.pad(x, (1,) * 6, mode="reflect"), (1, 4, 7)),
+    "a vector of equations": (lambda x: torch.linalg.lstsq(x[0, 0], x[0].mT), (1, 4, 7)),
+    "no shape of places": (lambda x: torch.unravel_index(x[0].long(), (0, 5)), (1, 4, 7)),
+    "counts of rows": (lambda x: x[0].long().bincount(), (1, 4, 7)),
+    "counts of floats": (lambda x: x[0, 0].bincount(), (1, 4, 7)),
+    "rows of bins": (lambda x: torch.histogram(x[0], x[0].clone()), (1, 4, 7)),
+    "a word as a flag": (
+        lambda x: torch.unique_consecutive(x[0, 0], return_counts="str"), (1, 4, 7)),
+    "no reduction": (lambda x: F.gaussian_nll_loss(x, x, x, reduction="abc"), (1, 4, 7)),
+    "weights of a bag": (
+        lambda x: F.embedding_bag(
+            x[0, 0].long(), _zeros(10, 5).double(), x[0, 0, :2].long(), mode="sum",
+            per_sample_weights=x[0, 0]), (1, 4, 7)),
+    "dtype of out": (
+        lambda x: torch.multinomial(x[0] + 1, 2, out=torch.empty_like(x[0, :, :2])), (1, 4, 7)),
+    "no place of a resize": (
+        lambda x: F.interpolate(x, (0, 3), mode="bilinear"), (1, 1, 4, 4)),
+    "rows of variances": (
+        lambda x: F.batch_norm(x, torch.ones(1, 4), torch.ones(4), training=True), (1, 4, 7)),
+    "row of a native variance": (
+        lambda x: torch.native_batch_norm(
+            x, None, None, torch.ones(4), torch.ones(4, 1), True, 0.1, 0.1), (1, 4, 7)),
+    "dims of targets": (lambda x: F.soft_margin_loss(x[0, 0], x[0]), (1, 4, 7)),
+    "no reduction of segments": (
+        lambda x: torch.segment_reduce(
+            x[0, 0], "nonsense", lengths=torch.tensor([3, 4]), initial=0.5), (1, 4, 7)),
+    "offsets that go back": (
+        lambda x: torch.segment_reduce(x[0, 0], "prod", offsets=torch.tensor([0, 4, 2, 7])),
+        (1, 4, 7)),
+    "floats as labels": (
+        lambda x: F.multilabel_margin_loss(x[0], x[0].double()), (1, 4, 7)),
+    "values at places": (
+        lambda x: x.index_put((None, None, torch.tensor([0, 2])), _zeros(3, 2)), (1, 4, 7)),
+    "more dims at places": (
+        lambda x: x[0].index_put((torch.tensor([0, 2]),), x[:, :2]), (1, 4, 7)),
     "integers of windows": (
         lambda x: torch.stft(x[0].int(), 3, 1, window=_zeros(3), return_complex=True), (1, 4, 7)),
 }
@@ -208,6 +242,11 @@ def test_a_border_that_no_memory_holds_ends_at_once() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
+def _with_two(x: Any, mask: torch.Tensor) -> Any:
+    x[mask] = torch.tensor([5.0, 6.0])
+    return x
+
+
 def test_what_data_decides_is_not_refused() -> None:
     """Of zeros, and of one element, kernels refuse some of these or warn."""
     calls = (
@@ -215,6 +254,12 @@ def test_what_data_decides_is_not_refused() -> None:
         lambda x: torch.linalg.inv(x[:, :2] + 1e-3),
         lambda x: x.double().std(1),
         lambda x: torch.stft(x.flatten(), 3, 1, window=torch.ones(3), return_complex=True),
+        lambda x: torch._segment_reduce(x, "max", lengths=(x + 1).sum(1).long()[:1] - 2),
+        lambda x: _with_two(x.clone(), torch.eye(2, 3) > 0),
+        lambda x: _with_two(x.clone(), x > 0),
+        lambda x: torch.histogram(x, x.sum(1).cumsum(0))[0],
+        lambda x: x.repeat_interleave((x.sum(1) + 1).long(), 0, output_size=4),
+        lambda x: torch.linalg.lu_solve(x[:, :2], x[0, :2].int() * 2 + x[1, :2].int() * 2, x),
     )
 
     def on_rank(mesh: Any) -> None:
@@ -262,6 +307,20 @@ def test_an_index_out_of_bounds_is_an_error_on_all_ranks(name: str, rows: P, pla
         return str(told.value)
 
     assert len(set(weft.testing.run(on_rank, mesh={"x": 3}))) == 1
+
+
+@pytest.mark.parametrize("place", [P("x"), P()], ids=str)
+def test_an_index_into_no_rows_is_an_error_on_all_ranks(place: P) -> None:
+    """Also where one rank alone has indices."""
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.ones(0, 5), mesh, P("x"))
+        i = weft.distribute_tensor(torch.tensor([0]), mesh, place)
+        y = weft.distribute_tensor(torch.ones(1, 5), mesh, place)
+        for call in (lambda: x[i], lambda: x.index_put((i,), y), lambda: x.index_copy(0, i, y)):
+            with pytest.raises(IndexError, match="index 0 is out of bounds"):
+                call()
+
+    weft.testing.run(on_rank, mesh={"x": 3})
 
 
 @pytest.mark.parametrize("place", [P("x"), P()], ids=str)

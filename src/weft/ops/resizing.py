@@ -69,6 +69,10 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
     x, out = call.tensors[0], call.results[0]
     if "float" not in x.dtype and x.dtype != "uint8":  # its meta kernel takes it
         raise NotImplementedError(f"{call.base} is not implemented for {x.dtype}")
+    if 0 in x.shape[2:] or 0 in out.shape[2:]:
+        raise RuntimeError(
+            f"Input and output sizes should be greater than 0, but got input {list(x.shape[2:])} "
+            f"output {list(out.shape[2:])}")
     dims = range(len(out.shape) - 2)
     # Integers are rounded once; of one column, the kernels with filters give other sums.
     if (call.base in _MODES and "float" not in x.dtype) or (

@@ -23,6 +23,9 @@ __all__ = ["PAGE"]
 def _segments(call: Call, wants_grad: Sequence[bool]) -> str:
     """Lengths may have batch dims, which are those of the data. Where no rank has a part of them,
     they stay whole: each rank sees whether all of them fit."""
+    if _ALSO.get(call.get("reduce"), call.get("reduce")) not in _START:
+        raise RuntimeError("reduce argument must be either sum, prod, mean, amax or amin, got "
+                           f"{call.get('reduce')}")
     dims = range(call.get("axis") or 0)
     if not dims:
         return "s~ ..., [n!], [i!], [m!] -> t! ..."
@@ -39,6 +42,7 @@ def _segment_reduce(
     unsafe: bool = False, initial: Any = None,
 ) -> Tensor:
     """Each shard's result for each segment, joined. Of batches, each by itself."""
+    reduce = _ALSO.get(reduce, reduce)
     if lengths is not None and offsets is None and not unsafe:
         _check(shards, lengths, axis)
     if axis:
@@ -49,6 +53,8 @@ def _segment_reduce(
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     assert offsets is not None
     num = offsets.shape[0] - 1
+    if offsets.is_cpu and num > 0 and int(offsets.diff().min()) < 0:  # torch's error, by its kernel
+        torch.segment_reduce(x.new_zeros(1), reduce, offsets=offsets.new_tensor([1, 0]))
     row = torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype) + shards.starts[0]
     # One more segment on both sides takes the rows that no segment names.
     ids = torch.searchsorted(offsets.contiguous(), row, right=True)
@@ -75,6 +81,9 @@ def _segment_reduce(
 
 _START = {"sum": 0, "mean": 0, "prod": 1, "max": -torch.inf, "min": torch.inf}
 """What a segment without rows comes to, but for a mean."""
+
+_ALSO = {"amax": "max", "amin": "min"}
+"""Other names."""
 
 
 def _own(shards: Shards, x: Tensor, told: Tensor | None) -> Tensor | None:

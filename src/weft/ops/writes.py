@@ -28,7 +28,7 @@ from weft.ops.places import counted
 from weft.ops.scatter_reductions import index_reduce, joins, scatter_reduce, scatter_text
 from weft.rules import Call, Decision, op, page, rule
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "check_values"]
 
 
 def _index_put(
@@ -47,6 +47,8 @@ def _index_put(
         return None
     shape = torch.broadcast_shapes(*(index.shape for index in named))
     dims, first = named_dims(indices)
+    kept = [length for dim, length in enumerate(x.shape) if dim not in dims]
+    check_values(values.shape, (*kept[:first], *shape, *kept[first:]))
     accumulate = bool(call.args[3])
     adds = accumulate and call.tensors[0].dtype != "bool"
 
@@ -57,6 +59,15 @@ def _index_put(
     return Write(
         call.op, x, dims, layouts[1:-1], values, tuple(shape), first, True, adds, True, write,
     ).algorithm()
+
+
+def check_values(values: Sequence[int], result: Sequence[int]) -> None:
+    """Raise torch's error of values that do not broadcast to what indices name."""
+    behind = result[max(len(result) - len(values), 0):]
+    if len(values) > len(result) or any(one not in (1, due) for one, due in zip(values, behind)):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values)} cannot be broadcast to "
+            f"indexing result of shape {list(result)}")
 
 
 def _at_masks(

@@ -90,7 +90,7 @@ def router(
         if asker is not None and wrong:
             raise out_of_bounds(op)(wrong)
         if wrong:
-            indices = [torch.zeros_like(index) for index in indices]
+            indices = [index.new_empty(0) for index in indices]  # the shards may have no row
         spread = torch.broadcast_tensors(*from_front(indices, lengths, mesh.device))
         holder, row = units.locate(spread)
         if asker is None:

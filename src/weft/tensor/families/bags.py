@@ -77,6 +77,8 @@ def _bounds(offsets: Tensor, length: int, include_last: bool) -> tuple[Tensor, T
         raise RuntimeError(
             f"offsets[-1] can not be greater than input's length {length} but got offsets[-1] of "
             f"{last}")
+    if last < 0:  # torch's kernels then read before the indices, and find none of the table's
+        raise IndexError("index out of range in self")
     return offsets[: num - include_last], ends
 
 

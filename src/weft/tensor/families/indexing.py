@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.indexing.rows import named_dims
+from weft.ops.writes import check_values
 from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import FIX, runner
@@ -231,6 +232,7 @@ def _set_at(tensor: Any, items: Sequence[Any], value: Tensor) -> None:
     lead = value.dim() - len(shape)
     if lead > 0:
         value = value.reshape(value.shape[lead:])
+    check_values(value.shape, shape)
     view = tensor
     indices: list[Any] = []
     of_result: list[bool] = []  # per dim that is left in the view: whether a tensor names it

@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.cuts import cuts_from_sizes
+from weft.ops.writes import check_values
 from weft.rules import op, page
 from weft.tensor import modes
 from weft.tensor.call import outside
@@ -280,11 +281,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     both = _aligned("__setitem__", x, mask, first, reduced=True)
     cuts = cuts_from_sizes(both.counts("__setitem__"))
     result = both.selected(num, cuts)
-    if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
-        raise RuntimeError(
-            f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
-            f"indexing result of shape {list(result.shape)}"
-        )
+    check_values(value.shape, result.shape)
     value = value.expand(result.shape)
     (mine,) = entered("__setitem__", both.mesh, (value,), (result,), _WHY)
     where = [*(None for _ in range(first)), both.mask]

@@ -1,8 +1,7 @@
 """Draws that torch refuses: dtypes and numbers out of range.
 
 The same op runs on operands of one element, so all of torch's checks apply and the message is
-torch's. Facts that no single rank knows (whether rates and probabilities are in range) are not
-checked.
+torch's. Whether rates and probabilities are in range, each rank finds where it draws.
 """
 
 from __future__ import annotations

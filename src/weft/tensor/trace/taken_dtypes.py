@@ -3,7 +3,8 @@
 A meta kernel does not know for which dtypes its op's kernel is written. Ranks with data would raise
 where an op meets such dtypes, some after they have sent something, and ranks without would go on.
 So an op that is recorded is also run on tensors of one element, once for the dtypes of its
-operands and the types of its numbers. Only an error that is about dtypes counts.
+operands and the types of its numbers. Only an error that is about dtypes counts, or about how many
+dims there are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from weft.tensor.trace.trees import flatten, leaves, map_tensors
 
 __all__ = ["check_dtypes"]
 
-_OF_DTYPES = re.compile(r"not implemented for|not support|type|complex|float|integ", re.IGNORECASE)
+_OF_DTYPES = re.compile(
+    r"not implemented for|not support|type|complex|float|integ|expected \d dims|broadcast shape",
+    re.IGNORECASE)
+"""And of numbers of dims, which these tensors have as well."""
 
 _MOST = 1 << 16
 """What the numbers of a call may give when multiplied: they may be lengths of a result."""

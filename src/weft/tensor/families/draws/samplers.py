@@ -1,8 +1,15 @@
-"""Draws whose elements depend on parameters, which are moved to the layout of the result."""
+"""Draws whose elements depend on parameters, which are moved to the layout of the result.
+
+On a CPU torch reads the parameters, and refuses impossible ones. So does each rank, of those that
+it draws with, which costs no communication: where others have none of these, they go on, and are
+told why this rank does not come.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +26,7 @@ from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.operands import entered
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
+from weft.tensor.trace.trees import local_of
 
 __all__ = ["PAGE", "like", "with_zero_gradients", "without_derivative"]
 
@@ -41,14 +49,30 @@ def _jointly(
     Its gradient with respect to them is zero, as torch has it.
     """
     mesh, layout = _joint_layout(parameters, shape)
+    here = mesh.here is not None
+    locals_ = [_local(name, one, layout, mesh) for one in parameters] if here else []
+    if name in _RANGES and here:
+        _check_range(getattr(torch, name), locals_[0], *_RANGES[name])
+    found = drawn(
+        lambda source: sample(source, *locals_).to(dtype), mesh, layout, dtype, generator)
+    return with_zero_gradients(found, parameters)
 
-    def with_parameters(source: Source) -> Tensor:
-        locals_ = [_local(name, one, layout, mesh) for one in parameters]
-        return sample(source, *locals_).to(dtype)
 
-    return with_zero_gradients(
-        drawn(with_parameters, mesh, layout, dtype, generator), parameters
-    )
+_RANGES = {"bernoulli": (0.0, 1.0), "poisson": (0.0, math.inf)}
+"""The parameters that torch takes on a CPU."""
+
+
+def _may_read(values: Tensor) -> bool:
+    """Whether there are values that torch would read: an accelerator it does not wait for."""
+    return values.is_cpu and values.numel() > 0
+
+
+def _check_range(refuse: Callable[[Tensor], Any], local: Tensor, low: float, high: float) -> None:
+    """Raise torch's error, by torch's op, if something is out of a range, or nan."""
+    if _may_read(local):
+        least, most = torch.aminmax(local)
+        if not (low <= float(least) and float(most) <= high):
+            refuse(local)
 
 
 def _joint_layout(
@@ -77,6 +101,8 @@ def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) ->
     parameters = [one for one in (first, second) if isinstance(one, Tensor)]
     dtype = parameters[0].dtype
     mesh, layout = _joint_layout(parameters)
+    if isinstance(second, Tensor) and not layout_of(second, mesh).is_partial:
+        _check_range(partial(torch.normal, 0.0), local_of(second.detach()), 0.0, math.inf)
     noise = drawn(lambda source: samples.normal(source, dtype), mesh, layout, dtype, generator)
     if isinstance(second, Tensor):
         second = second.detach()
@@ -147,29 +173,41 @@ def _multinomial(
     """Without replacement, the largest of weights over exponentials (Efraimidis and Spirakis,
     2006), which is done with global ops; with it, each sample by its own uniform.
 
-    Of a row that is no distribution (something negative, nan or infinite, or all of it zero) the
-    index is the number of categories, which names none.
+    Where a row is no distribution (something negative, nan or infinite, or all of it zero), torch's
+    error on a CPU, else the number of categories, which names none.
     """
     assert type(x) is ShardTensor
     wide = x.detach().to(samples.wide(x.dtype))
     wide = torch.where(wide >= 0.0, wide, torch.nan)
     if num == 1 or not replacement:
+        total = wide.sum(-1, keepdim=True).abs()  # no partial value
+        wrong = _wrong(total)
+        _check_rows(local_of(total)[local_of(wrong)], False)
         noise = like(wide, lambda source: samples.exponential(source, wide.dtype),
                      generator=generator)
         weights = wide / noise
         found = weights.argmax(-1, keepdim=True) if num == 1 else weights.topk(num).indices
-        return found.masked_fill(_wrong(wide.sum(-1, keepdim=True)), x.shape[-1])
+        return found.masked_fill(wrong, x.shape[-1])
     mesh, last = x._meta.mesh, x.dim() - 1
     rows = x._meta.layout.without_partial().gathered((last,))
+    sums = x._local
+    if mesh.here is not None:
+        sums = _local("multinomial", wide, rows, mesh).double().cumsum(-1)
+        _check_rows(sums[..., -1:][_wrong(sums[..., -1:])], True)
 
     def sample(source: Source) -> Tensor:
-        total = _local("multinomial", wide, rows, mesh).double().cumsum(-1)
-        places = samples.unit(source, torch.float64) * total[..., -1:]
-        found = torch.searchsorted(total, places, right=True)
+        places = samples.unit(source, torch.float64) * sums[..., -1:]
+        found = torch.searchsorted(sums, places, right=True)
         found = found.clamp_(max=x.shape[-1] - 1)
-        return found.masked_fill_(_wrong(total[..., -1:]), x.shape[-1])
+        return found.masked_fill_(_wrong(sums[..., -1:]), x.shape[-1])
 
     return drawn(sample, mesh, rows.recut(last, num), torch.int64, generator)
+
+
+def _check_rows(totals: Tensor, replacement: bool) -> None:
+    """Raise torch's error of rows whose sums are those of no distribution, if there are any."""
+    if _may_read(totals):
+        torch.multinomial(totals[:1], 1 + replacement, replacement)
 
 
 def _wrong(total: Tensor) -> Tensor:
