@@ -178,20 +178,6 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "dims of expand": (lambda x: x.expand(7), (1, 4, 7)),
     "dims of a resize": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (1, 4, 7)),
     "dims of a padding": (lambda x: F.pad(x, (1,) * 6, mode="reflect"), (1, 4, 7)),
-    "a vector of equations": (lambda x: torch.linalg.lstsq(x[0, 0], x[0].mT), (1, 4, 7)),
-    "no shape of places": (lambda x: torch.unravel_index(x[0].long(), (0, 5)), (1, 4, 7)),
-    "counts of rows": (lambda x: x[0].long().bincount(), (1, 4, 7)),
-    "counts of floats": (lambda x: x[0, 0].bincount(), (1, 4, 7)),
-    "rows of bins": (lambda x: torch.histogram(x[0], x[0].clone()), (1, 4, 7)),
-    "a word as a flag": (
-        lambda x: torch.unique_consecutive(x[0, 0], return_counts="str"), (1, 4, 7)),
-    "no reduction": (lambda x: F.gaussian_nll_loss(x, x, x, reduction="abc"), (1, 4, 7)),
-    "weights of a bag": (
-        lambda x: F.embedding_bag(
-            x[0, 0].long(), _zeros(10, 5).double(), x[0, 0, :2].long(), mode="sum",
-            per_sample_weights=x[0, 0]), (1, 4, 7)),
-    "dtype of out": (
-        lambda x: torch.multinomial(x[0] + 1, 2, out=torch.empty_like(x[0, :, :2])), (1, 4, 7)),
     "no place of a resize": (
         lambda x: F.interpolate(x, (0, 3), mode="bilinear"), (1, 1, 4, 4)),
     "rows of variances": (

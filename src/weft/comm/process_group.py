@@ -31,7 +31,6 @@ from weft.comm.communicator import (
 from weft.comm.debug_compare import DebugCompare
 from weft.comm.group_calls import GroupCalls, backend_of
 from weft.comm.point_to_point import Started, UnderWay
-from weft.comm.reading import LINE_NBYTES, check_lines, is_read, line_here
 from weft.comm.reduction import reduce_partials
 from weft.core import AxisName, balanced_cuts
 
@@ -111,7 +110,7 @@ class ProcessCommunicator(GroupCalls):
         self.native = bool(self.exact) and self.in_order
 
     def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
-        if (kind, x.dtype) in self.sums and not self._compares_lines():
+        if (kind, x.dtype) in self.sums:
             total = x if own else x.clone()
             # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
             group = self._alive("all_reduce")
@@ -141,8 +140,6 @@ class ProcessCommunicator(GroupCalls):
             wait = self._start("all_gather", _gather_even, whole, data, group, True)
             return _then(wait, lambda: whole.view(x.dtype))
         if sum(sizes) * x.element_size() < self.swaps_from_nbytes:
-            if self._compares_lines():
-                return self._start_read(x, sizes)
             return self._start_all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
         out = x.new_empty(sum(sizes)) if out is None else out
         parts = out.split(sizes)
@@ -152,25 +149,6 @@ class ProcessCommunicator(GroupCalls):
         if parts[self.index].data_ptr() != x.data_ptr():
             parts[self.index].copy_(x)
         return _then(wait, lambda: out)
-
-    def _compares_lines(self) -> bool:
-        """Over gloo, whose time for a few elements is that of a message."""
-        return self.swaps_from_nbytes != math.inf and is_read()
-
-    def _start_read(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
-        """`all_gather` of few elements, each rank's behind the line that reads them."""
-        line, width = line_here(x.device), x.element_size()
-        sent = torch.cat([line, as_bytes(x)])
-        arriving = tuple([LINE_NBYTES + size * width for size in sizes])
-        received = self._start_all_to_all(
-            sent.repeat(self.size), (sent.numel(),) * self.size, arriving)
-
-        def finish() -> Tensor:
-            parts = received().split(arriving)
-            check_lines(self.where, self.ranks, [part[:LINE_NBYTES] for part in parts])
-            return torch.cat([part[LINE_NBYTES:] for part in parts]).view(x.dtype)
-
-        return finish
 
     def _others(self) -> list[int]:
         """The other positions, the next one first: every rank starts with a different one."""

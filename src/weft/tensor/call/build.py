@@ -99,7 +99,6 @@ class _Miss:
         function, entry = own.rule_of(self.func), ops.FUNCTIONS.get(self.func)
         if function is None or function.is_op:
             if entry is not None and entry.each_call:
-                check_refused(None, self.func, self.args, self.kwargs)
                 return by_book.composed(entry, self.mesh), True
             resized = self._resized()
             if resized is not None:
@@ -191,10 +190,6 @@ class _Miss:
         is_leaf = kwargs.get("requires_grad") is True
         builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf)
         made = builder.build()
-        at_once = type(made) is Function or (
-            isinstance(made, ops.Composite) and made.each_call and not made.writes)
-        if at_once and not builder.facts.is_random:
-            check_refused(None, func, args, kwargs)
         if isinstance(made, ops.Composite):
             made, sizes = _composite(made, builder)
             self._keep(sizes)

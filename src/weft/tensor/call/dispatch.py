@@ -25,7 +25,7 @@ from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
-from weft.tensor.call.torchs_errors import check_refused, in_torchs_words, told_of, with_layouts
+from weft.tensor.call.torchs_errors import in_torchs_words, told_of, with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
@@ -217,7 +217,6 @@ def _decided(
         function, rest = function_of(func), without_out(kwargs)
         if not any(type(one) is ShardTensor for one in flatten((args, rest))):
             return writing(func, args, kwargs, None), True
-        check_refused(None, func, args, kwargs)
         inner = None if key is None else key_of(function, args, rest)[0]
         value, floats_flow = _decided(function, args, rest, mesh, inner)
         return writing(func, args, kwargs, value), floats_flow

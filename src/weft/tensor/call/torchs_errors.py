@@ -4,16 +4,12 @@ A call that torch refuses fails in a meta kernel, while weft captures the call, 
 its operands do not fit. Such a message has shapes alone, some twenty frames below the user's line.
 The kernels themselves often word it differently. So a call of few elements is made again on tensors
 of zeros, which the kernels refuse before they compute.
-
-Calls that cannot be captured, because data decide their result, would send something before a
-kernel refuses them. So these are tried before: see `check_refused`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +22,7 @@ from weft.core.dtypes import dtype_text
 from weft.tensor.meta import dense
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import unwatched
-from weft.tensor.trace.trees import flatten, leaves, map_tensors
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["check_refused", "in_torchs_words", "told_of", "with_layouts"]
 
@@ -44,123 +40,51 @@ _MOST = 8
 _FEW = 1 << 22
 """Elements of all operands of a call that is made again."""
 
-_FEWEST = 1 << 12
-"""Elements of all operands of a call that is tried, which costs what the call itself costs."""
-
-_OF_VALUES = re.compile(r"sum|length|offset|allocated|increas|monoton|pivot|permut")
-"""Of errors that other values of the operands may not give."""
-
 _LACKS = re.compile(r"fake impl|[Mm]eta (tensor|kernel)| meta |Could not run|not allocated")
 """Of errors of meta tensors alone."""
 
 _KINDS = re.compile(r"(torch\.|Meta|CPU)\w*(Tensor|Type)")
 """How messages call a kind of tensor, which is another on the meta device."""
 
-_NOT_TRIED: Any = (torch.Generator, types.FunctionType, types.MethodType)
-"""Of arguments: they would change, or do something."""
-
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
     """The error that torch's kernels raise for a call, if they do; else the given one."""
-    is_wefts = isinstance(error, (errors.WeftError, Warning))
-    if is_wefts and not isinstance(error, errors.LayoutError):
-        return error
-    told = _of_zeros(func, args, kwargs)
-    return error if told is None else told.with_traceback(error.__traceback__)
-
-
-def _of_zeros(func: Any, args: Any, kwargs: Any) -> Exception | None:
-    """What torch raises for a call of few elements on zeros, if it refuses it. Plain masks stay:
-    messages count what they select."""
+    is_torchs = str(getattr(func, "__module__", None) or "torch").startswith("torch")
     tensors = flatten((args, kwargs))
-    if not _is_torchs(func) or sum([one.numel() for one in tensors]) > _FEW or (
-        not all(one.device.type == "cpu" and dense(one) for one in tensors)
+    is_wefts = isinstance(error, (errors.WeftError, Warning))
+    if not is_torchs or (is_wefts and not isinstance(error, errors.LayoutError)) or (
+        sum([one.numel() for one in tensors]) > _FEW
+        or not all(one.device.type == "cpu" and dense(one) for one in tensors)
     ):
-        return None
+        return error
 
     def zeros(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype is torch.bool and type(tensor) is not ShardTensor:
-            return tensor.detach().clone()
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
-    return _refusal(func, *map_tensors(zeros, (args, kwargs)))
-
-
-def _is_torchs(func: Any) -> bool:
-    return str(getattr(func, "__module__", None) or "torch").startswith("torch")
-
-
-def _refusal(func: Any, args: Any, kwargs: Any) -> Exception | None:
-    """What torch raises for a call on plain tensors, if it refuses it."""
     state = torch.default_generator.get_state()
     try:
         with torch.no_grad(), unwatched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            func(*args, **kwargs)
+            func(*map_tensors(zeros, args), **map_tensors(zeros, kwargs))
     except _REFUSALS as told:
-        return told
+        return told.with_traceback(error.__traceback__)
     except Exception:
-        return None
+        return error
     finally:
         torch.default_generator.set_state(state)
-    return None
-
-
-def _words(error: BaseException) -> str:
-    """What an error says, but for the kind of tensors."""
-    return _KINDS.sub("", str(error))
+    return error
 
 
 def check_refused(error: BaseException | None, func: Any, args: Any, kwargs: Any) -> None:
-    """Raise what kernels say of a call that cannot be captured, before it sends something.
-
-    That is, where meta tensors gave an error of the same words: then it is no lack of data, or of
-    a meta kernel. Else a call of very few elements is tried on several values: an error that
-    all of these give, and that is not about values, is one of shapes, dtypes, or other arguments.
-    """
-    if isinstance(error, Exception) and not _LACKS.search(str(error)):
-        told = _of_zeros(func, args, kwargs)
-        if told is not None and _words(told) == _words(error):
-            raise told
+    """Raise what kernels say of a call where meta tensors gave an error of the same words: then it
+    is no lack of data, or of a meta kernel."""
+    if not isinstance(error, Exception) or _LACKS.search(str(error)):
         return
-    if not _may_be_tried(func, args, kwargs):
-        return
-    said: list[Exception] = []
-    for fill in (_identity, torch.ones_like, torch.zeros_like, _ascending):
-        told = _refusal(func, *map_tensors(
-            lambda one, fill=fill: fill(torch.zeros(one.shape, dtype=one.dtype)), (args, kwargs)))
-        if told is None:
-            return
-        if not _OF_VALUES.search(str(told)):
-            said.append(told)
-    if len(said) > 1 and len(set(map(_words, said))) == 1:
-        raise said[0]
-
-
-def _may_be_tried(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call is torch's own, of few elements, would send some, and runs nothing of the
-    user's."""
-    tensors = flatten((args, kwargs))
-    return (
-        _is_torchs(func)
-        and not leaves((args, kwargs), _NOT_TRIED)
-        and any(type(one) is ShardTensor and not one._meta.layout.is_replicated for one in tensors)
-        and sum([one.numel() for one in tensors]) <= _FEWEST
-        and all(one.device.type == "cpu" and dense(one) for one in tensors)
-    )
-
-
-def _identity(zeros: torch.Tensor) -> torch.Tensor:
-    """Ones on the diagonal of each matrix: what has an inverse and roots. Zeros of integers."""
-    if zeros.dim() > 1 and (zeros.is_floating_point() or zeros.is_complex()):
-        zeros.diagonal(dim1=-2, dim2=-1).fill_(1)
-    return zeros
-
-
-def _ascending(zeros: torch.Tensor) -> torch.Tensor:
-    return torch.arange(zeros.numel()).to(zeros.dtype).view(zeros.shape)
+    told = in_torchs_words(error, func, args, kwargs)
+    if told is not error and _KINDS.sub("", str(told)) == _KINDS.sub("", str(error)):
+        raise told
 
 
 def with_layouts(

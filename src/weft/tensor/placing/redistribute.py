@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
-from weft.comm.reading import reads
 from weft.core import Layout
 from weft.errors import PlacementError, ShardTypeError
 from weft.planner import gradient_layout
@@ -329,8 +328,7 @@ def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     if tensor._meta.mesh.here is None:
         return tensor.item()  # raises: a rank outside the mesh does not know the value
     full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
-    with reads():
-        whole = redistribute_to(tensor, full, "full_tensor")
+    whole = redistribute_to(tensor, full, "full_tensor")
     return to_local(_as_value(tensor, whole), grad_placements)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from weft.comm.reading import reads
 from weft.core.display import drawn, preformatted
 from weft.errors import MeshError
 from weft.tensor.meta import Meta
@@ -42,7 +41,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
     fill(tensor)
     value = _known(tensor)
     if value is None:
-        with torch.no_grad(), reads():
+        with torch.no_grad():
             value = gathered(tensor)
     return value
 
