@@ -82,9 +82,10 @@ def _squeeze(call: Call, wants_grad: Any) -> Rule:
 
 
 def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each is expanded in place, whatever its layout: the results may have different layouts."""
+    """Each is expanded in place, whatever its layout: the results may have different layouts. One
+    that has the shape is itself the result, as in torch."""
     shape = torch.broadcast_shapes(*(one.shape for one in tensors))
-    return [one.expand(shape) for one in tensors]
+    return [one if one.shape == shape else one.expand(shape) for one in tensors]
 
 
 def _is_repeated_along(call: Call) -> bool:
