@@ -167,3 +167,25 @@ def test_a_penalty_of_gradients_that_are_constant(fn: Any) -> None:
         assert wants == expected[0] and torch.equal(grad.full_tensor(), expected[1])
 
     weft.testing.run(on_rank, mesh={"x": 4})
+
+
+def test_a_penalty_of_the_gradients_of_a_norm() -> None:
+    """The norm over shards has other derivatives than torch's op: that of a bias depends on
+    nothing. A rank without elements has the same."""
+    def penalized(*given: Any) -> list[Any]:
+        loss = (F.layer_norm(given[0], (4,), *given[1:]) * torch.arange(4.0)).sum()
+        grads = torch.autograd.grad(loss, given, create_graph=True)
+        sum([(grad * grad).sum() for grad in grads], loss).backward()
+        return [one.grad for one in given]
+
+    full = [torch.arange(12.0).view(3, 4).sin().double(), *torch.eye(4)[:2].double()]
+    expected = penalized(*[one.clone().requires_grad_() for one in full])
+
+    def on_rank(mesh: Any) -> None:
+        found = penalized(*[
+            weft.distribute_tensor(one, mesh, spec).requires_grad_()
+            for one, spec in zip(full, (P(None, "x"), P("x"), P("x")))])
+        for grad, due in zip(found, expected):
+            torch.testing.assert_close(grad.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 5})

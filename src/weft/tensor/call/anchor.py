@@ -98,6 +98,6 @@ def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
         zero = zero.real
     zero = zero.to(one.dtype)
     if one.grad_fn is None or one._is_view() or any(one is other for other in locals_):
-        return one + zero
+        return one - zero  # -0.0 stays
     with preserved(one):  # a later write counts for what the op has saved of its result
-        return one.add_(zero)
+        return one.sub_(zero)
