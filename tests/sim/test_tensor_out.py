@@ -45,10 +45,10 @@ def empty_targets(make: Make) -> Any:
 def several_targets(make: Make) -> Any:
     x = make(X, False)
     values, indices = torch.zeros(6).double(), torch.zeros(6, dtype=torch.long)
-    torch.max(x, 0, out=(values, indices))
+    named = torch.max(x, 0, out=(values, indices))
     counts, borders = torch.zeros(4).double(), torch.zeros(5).double()
     torch.histogram(x, 4, out=(counts, borders), density=True)
-    return [values, indices, counts, borders]
+    return [values, indices, counts, borders, named.values is values, type(named).__name__]
 
 
 def lists_of_targets(make: Make) -> Any:

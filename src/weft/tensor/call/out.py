@@ -51,7 +51,7 @@ def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad."
         )
-    _check_targets(func, args, kwargs)
+    form = _check_targets(func, args, kwargs)
     if inner is None:
         inner = _drawn(next(one._meta.mesh for one in targets if type(one) is ShardTensor))
     function, gives_nothing = function_of(func), _gives_nothing(name)
@@ -61,27 +61,29 @@ def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function
         value = inner.run(function, args, without_out(kwargs))
         for one, result in zip(flatten(target), flatten(value)):
             _write(name, one, result)
-        return None if gives_nothing else target
+        return None if gives_nothing else target if form is None else form(target)
 
     return Function(run)
 
 
-def _check_targets(func: Any, args: Any, kwargs: Any) -> None:
+def _check_targets(func: Any, args: Any, kwargs: Any) -> type | None:
     """Raise what torch raises of the targets, of which the call without them knows nothing: many
-    kernels take one dtype alone."""
+    kernels take one dtype alone. The named tuple that torch returns; None of other results."""
     metas = map_tensors(meta_like, args), map_tensors(meta_like, kwargs)
     state = torch.default_generator.get_state()
     try:
         with unwatched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            func(*metas[0], **metas[1])
+            made = func(*metas[0], **metas[1])
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         told = in_torchs_words(error, func, args, kwargs)
         if told is not error:
             raise told from None
+        return None
     else:
         if all(one.device.type == "cpu" for one in flatten((args, kwargs))):
             try_dtypes(func, *metas)
+        return type(made) if isinstance(made, tuple) and type(made) is not tuple else None
     finally:
         torch.default_generator.set_state(state)
 
