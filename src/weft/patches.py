@@ -22,7 +22,7 @@ from typing import Any
 from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers, zero_bubble
 from weft.nn import layers, loading, optimizers, parameters, scans
 from weft.nn.groups import recompute
-from weft.tensor.call import compiled, func_transforms
+from weft.tensor.call import compiled, dropped_arguments, func_transforms
 from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import checkpoints, clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
@@ -127,6 +127,12 @@ PATCHES = (
           "transpose of the transpose."),
     Patch("torch._higher_order_ops.associative_scan", "associative_scan", scans.associative_scan,
           "Its slices along a sharded dim would change ranks: each rank scans its shard."),
+    Patch("torch.nn.functional", "l1_loss", dropped_arguments.keeping("weight", 5),
+          "It asks without its weight, and the loss would be that without."),
+    Patch("torch.functional", "chain_matmul", dropped_arguments.keeping("out"),
+          "It asks without `out`, which nobody would write."),
+    Patch("torch.Tensor", "dim_order", dropped_arguments.keeping("ambiguity_check"),
+          "It asks without `ambiguity_check`, and any order would be taken for the one."),
     Patch("torch", "compile", compiled.compile_without_weft,
           "TorchDynamo would trace weft itself; now it skips weft."),
     Patch("torch.random", "manual_seed", seeding.seed, "It seeds weft's stream, too."),

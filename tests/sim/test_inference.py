@@ -79,3 +79,12 @@ def test_materialize_in_inference_mode(mesh: Any) -> None:
     wanted = (torch.ones(3, 6) @ up.T + b) @ down.T + c
     torch.testing.assert_close(model(x).full_tensor(), wanted)
     assert up.abs().max() > 0
+
+
+@ranks(x=2)
+def test_data_of_a_tensor_that_was_made_before(mesh: Any) -> None:
+    x = weft.ones(4, 3, mesh=mesh, spec=P("x"))
+    with torch.inference_mode():
+        x.data.add_(1)
+        x.view_as(x).data.mul_(3)
+    assert torch.equal(x.full_tensor(), torch.full((4, 3), 6.0))

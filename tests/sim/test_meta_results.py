@@ -472,6 +472,14 @@ def test_a_tensor_of_given_strides_is_as_contiguous_as_those() -> None:
 
 
 @ranks(x=2)
+def test_an_order_of_dims_that_is_ambiguous_raises_if_asked(mesh: Any) -> None:
+    x = weft.ones(4, 6, mesh=mesh, spec=P("x"))
+    assert x.dim_order(ambiguity_check=True) == (0, 1)
+    with pytest.raises(RuntimeError, match="does not have unique dim order"):
+        x[:, None].dim_order(ambiguity_check=True)
+
+
+@ranks(x=2)
 def test_factors_of_matrices_without_elements_lie_as_on_the_device(mesh: Any) -> None:
     x = torch.zeros(3, 0, 5)
     given = weft.distribute_tensor(x, mesh, P("x"), src_data_rank=None)

@@ -141,3 +141,51 @@ def test_rows_that_are_written_to(fn: Any, sizes: Any) -> None:
         return held(penalty([made], fn)[0])
 
     check(penalty([full.clone()], fn)[0], weft.testing.run(of_rank, mesh={"x": 5}), fn.__name__)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: F.nll_loss(x, torch.zeros(4, dtype=torch.int64)),
+    lambda x: F.pad(x[None], (1, 1), mode="reflect"),
+    lambda x: F.pad(x[None], (0, 2), mode="replicate"),
+], ids=["nll_loss", "reflect", "replicate"])
+def test_a_penalty_of_gradients_that_are_constant(fn: Any) -> None:
+    """In torch these require a gradient, which is zero: so they do on all ranks, or all ranks but
+    those without elements would leave out its collectives."""
+    def penalized(x: Any) -> Any:
+        loss = fn(x * 1).sum()
+        grad, = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + (grad * grad).sum()).backward()
+        return grad.requires_grad, x.grad
+
+    full = torch.arange(24.0).view(4, 6)
+    expected = penalized(full.clone().requires_grad_())
+
+    def on_rank(mesh: Any) -> None:
+        layout = Layout(mesh, (4, 6), P(None, "x"), sizes={1: (0, 3, 0, 3)})
+        x = weft.distribute_tensor(full, mesh, layout).requires_grad_()
+        wants, grad = penalized(x)
+        assert wants == expected[0] and torch.equal(grad.full_tensor(), expected[1])
+
+    weft.testing.run(on_rank, mesh={"x": 4})
+
+
+def test_a_penalty_of_the_gradients_of_a_norm() -> None:
+    """The norm over shards has other derivatives than torch's op: that of a bias depends on
+    nothing. A rank without elements has the same."""
+    def penalized(*given: Any) -> list[Any]:
+        loss = (F.layer_norm(given[0], (4,), *given[1:]) * torch.arange(4.0)).sum()
+        grads = torch.autograd.grad(loss, given, create_graph=True)
+        sum([(grad * grad).sum() for grad in grads], loss).backward()
+        return [one.grad for one in given]
+
+    full = [torch.arange(12.0).view(3, 4).sin().double(), *torch.eye(4)[:2].double()]
+    expected = penalized(*[one.clone().requires_grad_() for one in full])
+
+    def on_rank(mesh: Any) -> None:
+        found = penalized(*[
+            weft.distribute_tensor(one, mesh, spec).requires_grad_()
+            for one, spec in zip(full, (P(None, "x"), P("x"), P("x")))])
+        for grad, due in zip(found, expected):
+            torch.testing.assert_close(grad.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 5})

@@ -314,9 +314,12 @@ OVERLAPPING: dict[str, Callable[[Tensor], Any]] = {
     "a list": lambda x: torch._foreach_add_([x], 1.0),
     "out": lambda x: torch.add(torch.ones(4, 3), 1, out=x),
     "a column": lambda x: x.__setitem__((slice(None), 1), 2),
+    "a bool": lambda x: x.__setitem__(True, 2),
+    "scatter_": lambda x: x.scatter_(1, torch.zeros(1, 1, dtype=torch.int64), 2.0),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*so its operands were gathered.*:weft.WeftWarning")
 @pytest.mark.parametrize("name", OVERLAPPING)
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
 def test_rows_that_share_memory_are_not_written_together(name: str, spec: P) -> None:

@@ -23,6 +23,11 @@ def plain_targets(make: Make) -> Any:
     return [outs, same]
 
 
+def chained_targets(make: Make) -> Any:
+    x, out = make(X, False), torch.zeros(5, 6).double()
+    return [out, torch.chain_matmul(x, x.mT, x, out=out) is out]
+
+
 def own_targets(make: Make) -> Any:
     x, out = make(X, False), make(X * 0, False)
     torch.mul(x, x, out=out)
@@ -40,10 +45,10 @@ def empty_targets(make: Make) -> Any:
 def several_targets(make: Make) -> Any:
     x = make(X, False)
     values, indices = torch.zeros(6).double(), torch.zeros(6, dtype=torch.long)
-    torch.max(x, 0, out=(values, indices))
+    named = torch.max(x, 0, out=(values, indices))
     counts, borders = torch.zeros(4).double(), torch.zeros(5).double()
     torch.histogram(x, 4, out=(counts, borders), density=True)
-    return [values, indices, counts, borders]
+    return [values, indices, counts, borders, named.values is values, type(named).__name__]
 
 
 def lists_of_targets(make: Make) -> Any:
@@ -69,11 +74,12 @@ def gradients(make: Make) -> Any:
 
 
 PROGRAMS = [
-    plain_targets, own_targets, empty_targets, several_targets, lists_of_targets,
+    plain_targets, chained_targets, own_targets, empty_targets, several_targets, lists_of_targets,
     other_dtypes, integers, gradients,
 ]
 
 
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_plain_tensors(program: Any, name: str) -> None:
@@ -122,3 +128,28 @@ def test_indices_and_truth_values_have_no_gradient_to_refuse(mesh: Any) -> None:
     assert places.tolist() == [0] * 4
     with pytest.raises(RuntimeError, match="automatic differentiation"):
         torch.add(x, 1, out=torch.empty(4, 5))
+
+
+REFUSED: dict[str, Any] = {
+    "a product": lambda x: torch.mm(x.mT, x, out=torch.zeros(6, 6)),
+    "indices": lambda x: torch.cummax(x, 0, out=(torch.zeros_like(x), torch.zeros_like(x))),
+    "values": lambda x: torch.mode(x, 0, out=(
+        torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64))),
+    "a copy": lambda x: torch.unbind_copy(x, out=[torch.zeros(6, dtype=torch.bool)] * 5),
+    "a shape": lambda x: torch.split_copy(x, 2, out=[torch.zeros(0).double()] * 3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_targets_that_torch_refuses(name: str) -> None:
+    """Many kernels take targets of one dtype, to which others could be cast."""
+    call = REFUSED[name]
+    with pytest.raises(RuntimeError) as plain:
+        call(X)
+
+    def on_rank(mesh: Any) -> None:
+        with pytest.raises(RuntimeError) as told:
+            call(weft.distribute_tensor(X, mesh, P("x")))
+        assert str(told.value) == str(plain.value)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

@@ -329,3 +329,20 @@ def test_ranks_outside_the_mesh() -> None:
         assert (grad is None) == (rank == 1)
         if grad is not None:
             torch.testing.assert_close(grad, 8 * X)
+
+
+@ranks(x=2)
+def test_a_tensor_that_has_the_broadcast_shape_is_itself_the_result(mesh: Any) -> None:
+    x = weft.distribute_tensor(X, mesh, P(None, "x"))
+    row, same = torch.broadcast_tensors(x[:1], x)
+    assert same is x and row is not x
+    x.t_()
+    assert same.shape == (6, 5) and row.shape == (5, 6)
+
+
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
+@ranks(x=2)
+def test_the_product_of_one_matrix_is_a_copy(mesh: Any) -> None:
+    x = weft.distribute_tensor(X, mesh, P("x"))
+    torch.chain_matmul(x).zero_()
+    assert torch.equal(x.full_tensor(), X)

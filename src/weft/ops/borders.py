@@ -203,7 +203,9 @@ def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
     def pad(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         for dim, places in picks:
             x = x.index_select(dim, places.to(x.device))
-        return torch.ops.aten.pad(x, rest, call.args[2]) if any(rest) else x.clone()
+        # Also by no element: ranks would not agree on whether the gradient requires one.
+        pads = any(rest) or (picks and x.numel())
+        return torch.ops.aten.pad(x, rest, call.args[2]) if pads else x.clone()
 
     return pad, boxed.args, boxed.kwargs
 

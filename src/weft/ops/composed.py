@@ -43,7 +43,7 @@ def _addbmm(
 
 def _chained(tensors: Sequence[Tensor]) -> Tensor:
     """Matrix products from left to right: any dim may be sharded, as in `matmul`."""
-    out = tensors[0]
+    out = tensors[0] if len(tensors) > 1 else tensors[0].clone()
     for one in tensors[1:]:
         out = out @ one
     return out

@@ -160,15 +160,14 @@ def _picked(
     shards: Shards, logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int,
     dim: int,
 ) -> Tensor:
-    """Per sample -logp of its target; zero where the target is not a class of this shard."""
+    """Per sample -logp of its target; zero where the target is not a class of this shard. torch's
+    own op: ranks would not agree on what requires a gradient."""
     length = logp.shape[dim]
     if not length:
         return logp.sum(dim)
     inside, places = _inside(shards, target, length, ignore_index, dim)
-    picked = -logp.gather(dim, places.unsqueeze(dim)).squeeze(dim)
-    if weight is not None:
-        picked = picked * weight[places]
-    return torch.where(inside, picked, 0.0)
+    mine = torch.where(inside, places, -1)
+    return torch.ops.aten.nll_loss_nd(logp, mine, weight, _NONE, -1)
 
 
 def _total(

@@ -82,7 +82,8 @@ def share_version(local: Tensor) -> None:
     memory: Any = local.untyped_storage()
     counters = getattr(memory, "_weft_counters", None)
     if counters is None:
-        memory._weft_data = torch.empty(0, device=local.device)
+        with torch.inference_mode(False):  # whose tensors count nothing
+            memory._weft_data = torch.empty(0, device=local.device)
         counters = memory._weft_counters = [(memory._weft_data, 0)]
     if not any(_is_same(counter, local) for counter, _ in counters):
         counter = local.detach()

@@ -14,6 +14,7 @@ import torch
 
 from weft.tensor.trace.derivatives import Behind, Constant, Curved
 from weft.tensor.trace.trees import flatten, map_tensors
+from weft.tensor.versions import preserved
 
 __all__ = ["tie", "tied", "tying"]
 
@@ -95,4 +96,8 @@ def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
     zero: Any = sum(map(_zero, locals_))
     if zero.is_complex() and not one.is_complex():
         zero = zero.real
-    return one + zero.to(one.dtype)
+    zero = zero.to(one.dtype)
+    if one.grad_fn is None or one._is_view() or any(one is other for other in locals_):
+        return one - zero  # -0.0 stays
+    with preserved(one):  # a later write counts for what the op has saved of its result
+        return one.sub_(zero)

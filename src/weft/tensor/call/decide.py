@@ -280,13 +280,16 @@ class Builder:
         )
 
     def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[tuple[int, ...], ...]:
-        """Per result, the arguments that must keep a graph edge though my shard is empty."""
+        """Per result, the arguments that must keep a graph edge though my shard is empty, or
+        another's is: a kernel of the book has other derivatives than the op, on all ranks alike."""
         assert self.mesh.here is not None
         here = self.mesh.here
         # A node of Python's keeps its edges; a kernel may not.
         own = self.own is not None and not decision.finish and not self.name.startswith("aten.")
         if not any(wants) or (not self.is_idle and (self.facts.is_view or own or all(
-            0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
+            not layout.has_empty_shards if self.kernel is not None else (
+                0 not in layout.local_shape_at(here))
+            for layout in dict.fromkeys(decision.operands)
         ))):
             return ()
         wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]

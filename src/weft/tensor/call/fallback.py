@@ -20,7 +20,7 @@ from weft.errors import StrictError, message
 from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.call.in_place import check_writable
-from weft.tensor.meta import replicated_meta
+from weft.tensor.meta import expanded_dims, replicated_meta
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.left_whole import is_large
 from weft.tensor.placing.operands import entered, share_memory
@@ -30,6 +30,7 @@ from weft.tensor.trace.calls import returned, written_by
 from weft.tensor.trace.capture import Op, Trace, check_dense
 from weft.tensor.trace.trees import fill, flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import counted_version, write_counted
+from weft.tensor.views.inverse import OVERLAP
 from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
 __all__ = ["FIX", "of_op", "on_full", "runner", "tell"]
@@ -142,6 +143,8 @@ def _write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: Bound
         return
     check_writable(name, tensor)
     if tensor._local is not full:
+        if tensor.numel() and expanded_dims(tensor):
+            raise RuntimeError(OVERLAP)  # a rank that has no element would go on
         back = transition_between(
             mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
         )

@@ -46,10 +46,9 @@ def check_gradient(name: str, layout: Layout) -> None:
 
 def check_overlap(op: Op, metas: Sequence[torch.Tensor], target: torch.Tensor) -> None:
     """Raise torch's error of a write to elements that share memory: on a rank that has none its
-    kernel would not. Which kernels do is known from these themselves, on a few zeros."""
-    if type(target) is not ShardTensor or not target._meta.layout.has_empty_shards or (
-        not expanded_dims(target)
-    ):
+    kernel would not, nor does another kernel that stands for it. Which kernels do is known from
+    these themselves, on a few zeros."""
+    if type(target) is not ShardTensor or not expanded_dims(target):
         return
     zeros = [_few_like(one) for one in metas]
     with torch.no_grad(), unwatched():

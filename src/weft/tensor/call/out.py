@@ -6,6 +6,7 @@ A plain target receives the full value.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,12 @@ from torch._ops import OpOverload, OpOverloadPacket
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError
 from weft.tensor.call.recipe import Function, Recipe
+from weft.tensor.call.torchs_errors import in_torchs_words
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.capture import meta_like, unwatched
+from weft.tensor.trace.taken_dtypes import try_dtypes
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["function_of", "without_out", "writing"]
 
@@ -47,6 +51,7 @@ def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad."
         )
+    form = _check_targets(func, args, kwargs)
     if inner is None:
         inner = _drawn(next(one._meta.mesh for one in targets if type(one) is ShardTensor))
     function, gives_nothing = function_of(func), _gives_nothing(name)
@@ -56,9 +61,31 @@ def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function
         value = inner.run(function, args, without_out(kwargs))
         for one, result in zip(flatten(target), flatten(value)):
             _write(name, one, result)
-        return None if gives_nothing else target
+        return None if gives_nothing else target if form is None else form(target)
 
     return Function(run)
+
+
+def _check_targets(func: Any, args: Any, kwargs: Any) -> type | None:
+    """Raise what torch raises of the targets, of which the call without them knows nothing: many
+    kernels take one dtype alone. The named tuple that torch returns; None of other results."""
+    metas = map_tensors(meta_like, args), map_tensors(meta_like, kwargs)
+    state = torch.default_generator.get_state()
+    try:
+        with unwatched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = func(*metas[0], **metas[1])
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        told = in_torchs_words(error, func, args, kwargs)
+        if told is not error:
+            raise told from None
+        return None
+    else:
+        if all(one.device.type == "cpu" for one in flatten((args, kwargs))):
+            try_dtypes(func, *metas)
+        return type(made) if isinstance(made, tuple) and type(made) is not tuple else None
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _drawn(mesh: BoundMesh) -> Function:

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from weft.tensor.meta import bounded_put
 from weft.tensor.trace.trees import flatten, leaves, map_tensors
 
-__all__ = ["check_dtypes"]
+__all__ = ["check_dtypes", "try_dtypes"]
 
 _OF_DTYPES = re.compile(
     r"not implemented for|not support|type|complex|float|integ|expected \d dims|broadcast shape",
@@ -63,7 +63,7 @@ def check_dtypes(calls: Sequence[tuple[Any, Any, Any, Any]]) -> None:
             continue
         numbers = leaves((args, kwargs), int)
         if math.prod([max(abs(number), 1) for number in numbers]) <= _MOST:
-            _try(overload, args, kwargs)
+            try_dtypes(overload, args, kwargs)
         bounded_put(_TAKEN, key, True, _MAX_TAKEN)
 
 
@@ -83,20 +83,20 @@ def _is_public(overload: Any) -> bool:
     )
 
 
-def _try(overload: Any, args: Any, kwargs: Any) -> None:
-    """Raise what an op raises of dtypes alone, on tensors of one element, or of few where the
-    op takes no such shapes."""
+def try_dtypes(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise what a function raises of dtypes alone, on tensors of one element, or of few where it
+    takes no such shapes."""
     for longest in _LENGTHS:
-        error = _error_of(overload, args, kwargs, "cpu", longest)
+        error = _error_of(func, args, kwargs, "cpu", longest)
         if error is None:
             return
         if _OF_DTYPES.search(str(error)) and (
-                _error_of(overload, args, kwargs, "meta", longest) is None):
+                _error_of(func, args, kwargs, "meta", longest) is None):
             raise error
 
 
 def _error_of(
-    overload: Any, args: Any, kwargs: Any, device: str, longest: int
+    func: Any, args: Any, kwargs: Any, device: str, longest: int
 ) -> Exception | None:
     def short(tensor: torch.Tensor) -> torch.Tensor:
         shape = [min(length, longest) for length in tensor.shape]
@@ -106,7 +106,7 @@ def _error_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _neg(_Heard(lambda: overload(*given, **named)))
+            _neg(_Heard(lambda: func(*given, **named)))
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             return error
     return None
