@@ -93,7 +93,7 @@ PATCHES = (
     Patch("torch", "_C._to_dlpack to_dlpack utils.dlpack.to_dlpack", torch_patches.to_dlpack,
           "It would expose the address of a wrapper, which has no memory: refused."),
     Patch("torch.Tensor", "as_subclass", subclass.as_subclass,
-          "It would make a ShardTensor without a mesh: refused."),
+          "It would make a ShardTensor without a mesh, or another class of one: refused."),
     Patch("torch.jit", "trace trace_module _get_trace_graph", tracers.refuse_while_tracing,
           "A trace would contain a rank's block as a constant: refused for arguments, parameters, "
           "and ShardTensors that a traced function closes over."),

@@ -254,6 +254,27 @@ def test_other_classes_are_made_as_ever() -> None:
     assert type(torch.Tensor.as_subclass(one, Other)) is Other
 
 
+def test_no_other_class_is_made_of_a_shard_tensor() -> None:
+    """MONAI's MetaTensor and torchvision's Image ask for it."""
+    class Image(Tensor):
+        pass
+
+    def on_rank(mesh: Any) -> str:
+        x = weft.distribute_tensor(torch.ones(4, 3), mesh, P("dp"))
+        with pytest.raises(weft.UnsupportedOpError) as caught:
+            torch.as_tensor(x).as_subclass(Image)
+        return str(caught.value)
+
+    for said in weft.testing.run(on_rank, mesh=MESH):
+        assert said == """\
+x.as_subclass(Image): x is a ShardTensor [4@dp, 3].
+  Rule: a ShardTensor is global and has no memory that another class could show.
+  Offenders: Image
+  Fix: leave the class out: of MONAI, monai.data.set_track_meta(False); of torchvision, x itself \
+in place of tv_tensors.Image(x)
+       Image(x.full_tensor()), which is whole on every rank"""
+
+
 def test_a_local_tensor_comes_to_the_device_of_the_mesh() -> None:
     """The meta device stands for any other."""
     def on_rank(_: Any) -> tuple[str, str, str]:

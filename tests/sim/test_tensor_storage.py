@@ -269,3 +269,15 @@ def test_a_rank_outside_the_mesh_holds_nothing() -> None:
         return held(ShardTensor.from_local(full(), mesh, P("a"), shape=(16, 6)))
 
     assert weft.testing.run(on_rank, 3) == [(192, 192)] * 2 + [(0, 0)]
+
+
+@ranks(x=4)
+def test_an_index_expanded_beside_sharded_features_takes_no_memory(mesh: Any) -> None:
+    """As graphs sum over edges: the index moves, and is not repeated for each feature."""
+    index = weft.distribute_tensor(torch.arange(6), mesh, P("x"))
+    values = weft.zeros(6, 10, mesh=mesh, spec=P(None, "x"))
+    places = index[:, None].expand_as(values)
+    assert places.spec == values.spec and places.stride() == (1, 0)
+    assert held(places)[0] == 6 * 8
+    index.add_(1)
+    assert torch.equal(places.full_tensor(), torch.arange(1, 7)[:, None].expand(6, 10))

@@ -1,4 +1,4 @@
-"""Refuses to make a ShardTensor from a tensor alone, without a mesh.
+"""Refuses to make a ShardTensor from a tensor alone, without a mesh, and another class of one.
 
 `t.as_subclass(ShardTensor)` does not call the class, so torch's method is replaced.
 """
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from weft.errors import ShardTypeError
+from weft.errors import ShardTypeError, UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["as_subclass", "new"]
@@ -24,6 +24,14 @@ def as_subclass(original: Any, tensor: torch.Tensor, cls: Any) -> Any:
     """As torch's: the same data as a tensor of the class."""
     if cls is ShardTensor and type(tensor) is not ShardTensor:
         raise _refusal("t.as_subclass(ShardTensor)", tensor)
+    if type(tensor) is ShardTensor:
+        name = getattr(cls, "__name__", cls)
+        raise UnsupportedOpError(
+            f"x.as_subclass({name})", f"x is a ShardTensor {tensor.sharding}",
+            "a ShardTensor is global and has no memory that another class could show", [name],
+            "leave the class out: of MONAI, monai.data.set_track_meta(False); "
+            "of torchvision, x itself in place of tv_tensors.Image(x)\n"
+            f"{name}(x.full_tensor()), which is whole on every rank")
     return original(tensor, cls)
 
 

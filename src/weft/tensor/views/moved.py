@@ -225,11 +225,10 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _shown_once(local: Tensor, meta: Meta) -> Tensor:
-    """Of elements that share memory in the global tensor, one, which the others follow. All, where
-    they are on several ranks (a write to them is refused), and where this rank has none."""
-    dims = expanded_dims(meta)
-    if dims and local.numel() and not any(meta.layout.dims[dim] for dim in dims):
-        for dim in dims:
+    """Of elements that share memory in the global tensor, one of those on this rank, which the
+    others follow; a write to elements that are on several ranks is refused."""
+    if local.numel():
+        for dim in expanded_dims(meta):
             local = local.narrow(dim, 0, 1)
     return local
 
