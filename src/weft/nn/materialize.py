@@ -150,7 +150,7 @@ def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
         tensor: Any = named.tensor
         mesh = tensor.device_mesh
         place = named.places[0]
-        held = {**place.owner._parameters, **place.owner._buffers}.get(place.key)
+        held = place.store.get(place.key)
         if held is tensor and tensor._local.numel() and version_of(tensor) == version:
             unwritten.append(named.name)
     if mesh is not None and mesh.here is not None and mesh.size() > 1:
