@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
-from weft.core import Layout
+from weft.core import Box, Layout
+from weft.planner.geometry import coarser
 from weft.tensor.meta import Meta, kept
+from weft.transport.boxes import shape_of
 
 __all__ = ["Packing", "gathered_layout", "packing_of"]
 
@@ -21,21 +23,10 @@ __all__ = ["Packing", "gathered_layout", "packing_of"]
 def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
     """The layout gathered over these axes; None if that is no gather of blocks, because a remaining
     axis cuts the pieces of these axes further."""
-    for mine in layout.dims:
-        kept = [axis for axis in mine if axis not in axes]
-        if list(mine[: len(kept)]) != kept:
-            return None
-    dims = [[axis for axis in mine if axis not in axes] for mine in layout.dims]
-    cuts = []
-    sizes = layout.mesh.axis_sizes
-    for dim, (mine, kept) in enumerate(zip(layout.dims, dims)):
-        cut = layout.cuts[dim]
-        if cut is not None and kept and len(kept) < len(mine):
-            step = 1
-            for axis in mine[len(kept):]:
-                step *= sizes[axis]
-            cut = tuple(cut[::step])
-        cuts.append(cut if kept else None)
+    dims = [tuple([axis for axis in mine if axis not in axes]) for mine in layout.dims]
+    if any(mine[: len(left)] != left for mine, left in zip(layout.dims, dims)):
+        return None
+    cuts = [coarser(layout, dim, len(left))[1] for dim, left in enumerate(dims)]
     return layout.replace(dims=dims, cuts=cuts)
 
 
@@ -56,10 +47,7 @@ def packing_of(
     return kept(mesh.cache.setdefault("packings", {}), key, make)
 
 
-_Box = tuple[tuple[int, int], ...]
-
-
-def _wider(box: _Box, width: int) -> _Box:
+def _wider(box: Box, width: int) -> Box:
     """A box in elements of another size: the last dim is longer."""
     if width == 1:  # what has no dim is replicated, and keeps its size
         return box
@@ -94,7 +82,7 @@ class Packing:
                 (_wider(meta.layout.box_at(at), width), _wider(layout.box_at(at), width))
                 for meta, layout, width in zip(metas, layouts, widths or [1] * len(metas))
             ]
-            self.shapes.append([tuple([stop - start for start, stop in box]) for box, _ in boxes])
+            self.shapes.append([shape_of(box) for box, _ in boxes])
             self.starts.append([
                 tuple([mine[0] - whole[0] for mine, whole in zip(box, full)]) for box, full in boxes
             ])
