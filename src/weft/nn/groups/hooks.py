@@ -164,7 +164,7 @@ class Entering(_Hook):
             if state is not None and state.group is not None and (
                 _thread.only is None or module in _thread.only
             ):
-                _enter(module, state.group, (args, kwargs))
+                _begin(module, state.group, (args, kwargs))
             return
         if forward is not None and not self.path and forward.was_interrupted():
             for group in forward.groups:
@@ -190,7 +190,7 @@ class Entering(_Hook):
                     forward.line, group)
         group.is_outermost = forward.module is module
         if group.packs:
-            _enter(module, group, (args, kwargs))
+            _begin(module, group, (args, kwargs))
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
         whole = None if self.path else module
@@ -207,7 +207,8 @@ class Entering(_Hook):
         return _thread.forward
 
 
-def _enter(module: nn.Module, group: Group, given: Any) -> None:
+def _begin(module: nn.Module, group: Group, given: Any) -> None:
+    """A group's module runs: gather the group, unless it is gathered for another call."""
     under_way = _under_way()
     if group not in under_way:
         group.enter(given)
