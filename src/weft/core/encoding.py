@@ -190,7 +190,7 @@ def _explicit_sizes(
 
 def check_sizes(
     mesh: Mesh, shape: Sequence[int], dims: Sequence[Sequence[int]], sizes: Any,
-    placed: Sizes | None = None,
+    placed: Sizes,
 ) -> Cuts:
     """Cuts per dim from explicit sizes; reports all offenders at once.
 
@@ -213,7 +213,7 @@ def check_sizes(
     wrong: list[str] = []
     cuts: list[tuple[int, ...] | None] = [None] * len(shape)
     asked = cast(Mapping[Any, Any], sizes)
-    for dim, given in [*(placed or {}).items(), *asked.items()]:
+    for dim, given in [*placed.items(), *asked.items()]:
         if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
             wrong.append(f"dim {dim!r} of a tensor of {len(shape)} dims")
             continue

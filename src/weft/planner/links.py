@@ -173,8 +173,7 @@ def _check_seconds(call: str, value: object, *names: str) -> None:
 
 
 def _wrong(call: str, facts: str, rule: str, *offenders: object) -> ShardTypeError:
-    return ShardTypeError(
-        call, facts, rule, offenders, _FIX)
+    return ShardTypeError(call, facts, rule, offenders, _FIX)
 
 
 GLOO = Links(near=Link(50e-6, 1e-9), far=Link(100e-6, 1e-9), start_s=100e-6, member_s=5e-6)

@@ -277,8 +277,7 @@ def transpose(forward: Plan) -> Plan:
         return folding(src, forward.cover, dst, forward.itemsize)
     if forward.folds is not None:
         return fetching(src, dst, replace(forward.folds, fill=0.0), forward.itemsize)
-    return plan(src, dst, forward.itemsize,
-                links=forward.links)
+    return plan(src, dst, forward.itemsize, links=forward.links)
 
 
 def _text(plan: Plan) -> str:

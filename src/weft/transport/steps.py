@@ -62,7 +62,7 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
         case AllReduce():
             return _all_reduce(step, mesh)
         case MakePartial():
-            return _term(step, at), None
+            return _make_partial(step, at), None
         case Transfer():
             raise AssertionError("it has two meshes")
         case _:
@@ -80,12 +80,12 @@ def _slice(held: Box, wanted: Box) -> Move:
     return lambda x: x[where].contiguous()
 
 
-def _term(step: MakePartial, at: Coordinate) -> Move:
+def _make_partial(step: MakePartial, at: Coordinate) -> Move:
     """The value as this coordinate's partial value: zeros around a block, the identity
     elsewhere."""
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     kinds = {step.dst.partial[axis] for axis in step.axes}
-    cut = {axis for axes in step.src.dims for axis in axes}
+    cut = step.src.sharded_axes
     keeps = kinds <= IDEMPOTENT or all(at[axis] == 0 for axis in step.axes if axis not in cut)
     shared = intersect(held, wanted) if keeps else None
     if shared == wanted:
