@@ -42,7 +42,7 @@ class Crew(Turns):
     """
 
     def __init__(
-        self, rank: int, program: Callable[[int], Any], carried: Sequence[Any] = ()
+        self, rank: int, program: Callable[[int], Any], carried: Sequence[Any]
     ) -> None:
         super().__init__([rank], (torch.default_generator, *carried))
         self.program, self.first = program, self.runners[rank]
