@@ -212,7 +212,7 @@ def _convolution(out: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 
 
 def _loss(out: Tensor, x: Tensor, target: Tensor, *_: Any) -> Tensor:
-    """A sum or mean in the memory of the terms, which the kernels make first."""
+    """A sum or mean in the memory of the losses of all elements, which the kernels make first."""
     if out.dim() or not x.dim():
         return out
     return x.new_empty(torch.broadcast_shapes(x.shape, target.shape)).resize_(())

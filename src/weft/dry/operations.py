@@ -41,14 +41,10 @@ def _attention_backward(
 
 def _of_shapes(function: Any) -> Any:
     def run(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        args, kwargs = _shapes((args, kwargs))
+        args, kwargs = map_tensors(lambda tensor: tensor.shape, (args, kwargs))
         return function(*args, **kwargs)
 
     return run
-
-
-def _shapes(tree: Any) -> Any:
-    return map_tensors(lambda tensor: tensor.shape, tree)
 
 
 _FLOPS[_aten._scaled_dot_product_flash_attention_for_cpu_backward] = _of_shapes(_attention_backward)

@@ -277,7 +277,8 @@ class DryTensors(TorchDispatchMode):
                 if _is_meta(one) and value is not None:
                     setattr(one, _VALUE, value)
         elif written:
-            self._lose(values)
+            for value in values:  # something unknown was written to one
+                _mark(self._lost, value)
         elif func in CHOOSES:
             self._choose(func, args, kwargs, results)
         elif func in FINITE and _asks_for_finite(*args):
@@ -298,11 +299,6 @@ class DryTensors(TorchDispatchMode):
         for one, value in zip(results, flatten(func(made, *more, **kwargs))):
             if value.dtype is torch.int64:  # a position, and not an element that was chosen
                 setattr(one, _VALUE, value)
-
-    def _lose(self, values: list[torch.Tensor]) -> None:
-        """Drop the values of all of them: something unknown was written to one."""
-        for value in values:
-            _mark(self._lost, value)
 
 
 def _mark(storages: dict[int, StorageWeakRef], value: torch.Tensor) -> None:
