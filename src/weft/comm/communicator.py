@@ -53,9 +53,9 @@ _TOGETHER_NBYTES = 1 << 18
 class Communicator(ABC):
     """Collectives over one group of ranks.
 
-    `ranks` are the members in mesh order, `index` is this rank's position among them, `axes` the
-    mesh axes that the group runs over (for messages and traffic), `device` the place of buffers
-    without an argument, `debug` the switch of the debug mode. If a rank receives at least
+    `ranks` are the members in mesh order; `index` is this rank's position among them. `axes` are
+    the mesh axes that the group runs over, for messages and traffic. Buffers that no argument gives
+    live on `device`. `debug` is the switch of the debug mode. If a rank receives at least
     `swaps_from_nbytes`, pieces are faster by `swap` than in one buffer.
     """
 

@@ -2,8 +2,8 @@
 
 `distribute_module` gives layouts to tensors without memory. `materialize` gives each rank the
 memory of its blocks and lets the modules initialize themselves. weft draws their random numbers,
-which depend only on the position in the global tensor, so the module is the same on one rank
-as on any mesh, and no rank ever holds more than its blocks.
+which depend only on the position in the global tensor. So the module is the same on one rank as on
+any mesh. No rank ever holds more than its blocks.
 
 The order is that of construction: parts before what contains them. In this order each module calls
 `reset_parameters` (some of torch's `_reset_parameters`), as constructors do, or all are passed to a

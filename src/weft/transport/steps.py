@@ -5,10 +5,10 @@ slices and sizes. At run time a few torch calls around the collective remain.
 
 Pieces are sent in one of two ways. Either all go through one buffer, by one all-to-all. Or each
 goes by itself, uncopied if it is contiguous, and is received in its final place, while what stays
-on this rank is copied. If a backend can do the latter (gloo), it takes less time for many bytes,
-and for any number if most ranks of a group have nothing for each other, because an all-to-all
-involves all of them. All ranks of a group choose alike: the choice depends on what the whole step
-moves.
+on this rank is copied. The latter needs a backend that can do it (gloo). It takes less time for
+many bytes; if most ranks of a group have nothing for each other, it does for any number, because an
+all-to-all involves all of them. All ranks of a group choose alike: the choice depends on what the
+whole step moves.
 """
 
 from __future__ import annotations
