@@ -41,9 +41,7 @@ class Crew(Turns):
             for itself.
     """
 
-    def __init__(
-        self, rank: int, program: Callable[[int], Any], carried: Sequence[Any]
-    ) -> None:
+    def __init__(self, rank: int, program: Callable[[int], Any], carried: Sequence[Any]) -> None:
         super().__init__([rank], (torch.default_generator, *carried))
         self.program, self.first = program, self.runners[rank]
         self.outer = GlobalState(self.generators)

@@ -113,8 +113,7 @@ class ProcessCommunicator(GroupCalls):
             total = x if own else x.clone()
             # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
             group = self._alive("all_reduce")
-            wait = self._start(
-                "all_reduce", lambda x: group.allreduce([x], _REDUCE[kind]), total)
+            wait = self._start("all_reduce", lambda x: group.allreduce([x], _REDUCE[kind]), total)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
@@ -173,9 +172,7 @@ class ProcessCommunicator(GroupCalls):
         wait = self._swap(send, recv, x.dtype)
         return _then(wait, lambda: reduce_partials(partials, kind, out))
 
-    def _start_all_to_all(
-        self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]
-    ) -> Finish:
+    def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
         arriving = recv
         if not self.in_order:
             x = torch.cat(self._listed(x.split(send)))

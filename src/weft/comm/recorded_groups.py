@@ -121,9 +121,7 @@ class RecordedGroup(dist.ProcessGroup):
         """Also for meta tensors: torch 2.14 asks whether the backend joins messages."""
         return self
 
-    def _record(
-        self, op: str, nbytes: int, kept: Any = (), between: tuple[int, ...] = ()
-    ) -> _Done:
+    def _record(self, op: str, nbytes: int, kept: Any = (), between: tuple[int, ...] = ()) -> _Done:
         ranks = between or (() if self.has_axes else self.ranks)
         self.world.record(Recorded(op, self.axes, nbytes, ranks), of_torch=True)
         return _Done(kept)

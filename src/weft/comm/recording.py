@@ -31,9 +31,7 @@ from weft.comm.watching import received_nbytes
 from weft.core import AxisName, Mesh, as_mesh
 from weft.core.scopes import setting
 
-__all__ = [
-    "Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording",
-]
+__all__ = ["Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording"]
 
 
 _FEW = 64

@@ -244,9 +244,7 @@ class SimulatedRanks:
     With `lasting` they keep their world and their global state from call to call.
     """
 
-    def __init__(
-        self, num_ranks: Any, mesh: Any, device_type: str, lasting: bool = False
-    ) -> None:
+    def __init__(self, num_ranks: Any, mesh: Any, device_type: str, lasting: bool = False) -> None:
         self.mesh, num_ranks = mesh_of_ranks(num_ranks, mesh)
         recorded = current_recording_world()
         if recorded is not None:

@@ -55,8 +55,7 @@ def _attend(
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
             enable_gqa=enable_gqa)[0]
-    return ATTENTION(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return ATTENTION(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 def _back_of_mish(grad: Tensor, x: Tensor) -> Tensor:

@@ -57,8 +57,7 @@ class ByTorchsNames:
         with region(bound), inside_region(name):
             out = self.fn(*_pytree.tree_unflatten(blocks, form), **kwargs)
         results, form = _pytree.tree_flatten(out)
-        specs = spread(
-            self.out_placements, results, f"{name}(out_placements)", "leaves of results")
+        specs = spread(self.out_placements, results, f"{name}(out_placements)", "leaves of results")
         return _pytree.tree_unflatten([
             left(one, spec, bound, name, self.check, self.sizes, grads_as_placed)
             for one, spec in zip(results, specs)
@@ -78,8 +77,7 @@ class ByTorchsNames:
                 continue
             if spec is None:
                 bare.append(f"leaf {at}: {one.sharding}")
-            lies, due = one.sharding, as_layout(
-                mesh, one.shape, spec, call)
+            lies, due = one.sharding, as_layout(mesh, one.shape, spec, call)
             if (lies.mesh, lies.dims, lies.partial) == (due.mesh, due.dims, due.partial):
                 due = lies  # torch's placements contain no sizes
             elif not self.redistribute_inputs:

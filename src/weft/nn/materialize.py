@@ -124,9 +124,7 @@ def _refuse_plain(waiting: Sequence[Named]) -> None:
             "weft.distribute_module(module, mesh, shardings={...})")
 
 
-def _refuse_helpless(
-    module: nn.Module, holders: dict[int, str], waiting: Sequence[Named]
-) -> None:
+def _refuse_helpless(module: nn.Module, holders: dict[int, str], waiting: Sequence[Named]) -> None:
     helpless = {
         id(part) for part in module.modules() if id(part) in holders and _reset_of(part) is None
     }

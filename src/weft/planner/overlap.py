@@ -128,9 +128,7 @@ def _refinement(
                 sizes.append(rest)
                 for number, fixed in enumerate(blocks):
                     fixed[len(sizes) - 1] = (start + number * block) // upper % rest
-            parts[-1].append([
-                len(sizes) - 1 if s >= block else digits[s] for s in lower
-            ])
+            parts[-1].append([len(sizes) - 1 if s >= block else digits[s] for s in lower])
     return parts[0], parts[1], sizes, blocks
 
 

@@ -178,9 +178,7 @@ def _subsets(axes: list[int]) -> Iterator[Iterable[int]]:
     return chain.from_iterable(combinations(axes, size) for size in sizes)
 
 
-def _reduce(
-    src: Layout, dst: Layout | None, reduced: list[int], chosen: frozenset[int]
-) -> Steps:
+def _reduce(src: Layout, dst: Layout | None, reduced: list[int], chosen: frozenset[int]) -> Steps:
     """Shard over the chosen axes, those among `reduced` by reduce-scatter; all-reduce the rest."""
     cuts: list[Cut] = list(zip(src.dims, src.cuts))
     if dst is not None:
@@ -270,9 +268,7 @@ def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator
         reduced = [axis for axis, kind in enumerate(src.partial) if kind and axis not in crossing]
         made = [axis for axis, kind in enumerate(dst.partial)
                 if kind and axis not in crossing.values()]
-        ways = product(
-            _reductions(src, dst, reduced, detours), _landings(src, dst, made, detours)
-        )
+        ways = product(_reductions(src, dst, reduced, detours), _landings(src, dst, made, detours))
         for (before, here), (landing, after) in ways:
             yield *before, Transfer(here, landing, node_size=node_size), *after
 

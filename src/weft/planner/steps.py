@@ -80,8 +80,7 @@ class Exchange(_Step):
         # its nearest holder.
         fixed = {axis: digit for axis, digit in enumerate(coordinate) if axis not in cut}
         named = self.dst.sharded_axes
-        takers = self.src.mesh.along(
-            [axis for axis in self.axes if axis not in named], coordinate)
+        takers = self.src.mesh.along([axis for axis in self.axes if axis not in named], coordinate)
         return _blocks(self.dst, [
             meets(self.dst, dim, interval, fixed) for dim, interval in enumerate(held)
         ], takers)

@@ -24,9 +24,7 @@ from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected
 
-__all__ = [
-    "Entering", "Leaving", "gathered_now", "has_group", "install", "recording",
-]
+__all__ = ["Entering", "Leaving", "gathered_now", "has_group", "install", "recording"]
 
 
 class _State:
@@ -138,9 +136,7 @@ class Entering(_Hook):
     """The hook before a module's forward. A module with an `input_fn`, which may shard its inputs,
     has one before its other hooks and one after them: the `turn` is "first" and "last"."""
 
-    def __init__(
-        self, path: str, policy: Gather | None, casts: bool = False, turn: str = "only"
-    ) -> None:
+    def __init__(self, path: str, policy: Gather | None, casts: bool, turn: str) -> None:
         self.path, self.policy, self.casts, self.turn = path, policy, casts, turn
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -154,8 +150,7 @@ class Entering(_Hook):
         if state is None or state.group is None or not state.group.packs:
             return None
         dtype = self.policy.compute_dtype
-        return map_tensors(
-            lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
+        return map_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward = _thread.forward

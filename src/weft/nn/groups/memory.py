@@ -70,7 +70,7 @@ class Packing:
 
     def __init__(
         self, metas: Sequence[Meta], layouts: Sequence[Layout],
-        coordinates: Sequence[tuple[int, ...]], index: int, widths: Sequence[int] = (),
+        coordinates: Sequence[tuple[int, ...]], index: int, widths: Sequence[int],
     ) -> None:
         self.index = index
         self.shapes: list[list[tuple[int, ...]]] = []
@@ -127,9 +127,7 @@ class Packing:
         if parts:
             torch._foreach_copy_(blocks, parts)
 
-    def _pieces(
-        self, flat: Tensor, wholes: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _pieces(self, flat: Tensor, wholes: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The pieces of gathered parameters, and the blocks of a buffer that belong to them."""
         parts, blocks = [], []
         for rank, mine in enumerate(flat.split(self.sizes)):
@@ -165,9 +163,7 @@ class Packing:
         return self._part(whole, self.index, at)
 
     def _part(self, whole: Tensor, rank: int, at: int) -> Tensor:
-        for dim, (start, length) in enumerate(zip(
-            self.starts[rank][at], self.shapes[rank][at]
-        )):
+        for dim, (start, length) in enumerate(zip(self.starts[rank][at], self.shapes[rank][at])):
             if length != whole.shape[dim]:
                 whole = whole.narrow(dim, start, length)
         return whole

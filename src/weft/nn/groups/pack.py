@@ -73,7 +73,7 @@ class Pack(Freed):
 
     def __init__(
         self, kind: Kind, tensors: Sequence[ShardTensor], label: str, group: Any,
-        in_own_dtype: Container[int] = (),
+        in_own_dtype: Container[int],
     ) -> None:
         self.kind, self.label, self.group, self.number = kind, label, group, next(_MADE)
         self.axes = kind.axes | kind.rest
@@ -139,8 +139,7 @@ class Pack(Freed):
         if not member.full.requires_grad:
             return
         mesh, layout = self.kind.mesh, member.meta.layout
-        move = transition_between(
-            mesh, layout, member.whole_meta.layout, frozenset(), self.axes)
+        move = transition_between(mesh, layout, member.whole_meta.layout, frozenset(), self.axes)
         member.use = stand_for(
             member.local, move or Transition(mesh, layout, layout, copy=True), member.full)
         if not self.kind.axes:  # further axes are reduced with those that it is R over, at once
