@@ -237,3 +237,10 @@ def test_no_rank_is_asked_for_what_is_told() -> None:
         return True
 
     assert weft.testing.run(on_rank, mesh={"x": 3}) == [True] * 3
+
+
+@ranks(x=2)
+def test_lazy_and_strided_blocks_are_compared(mesh: Any) -> None:
+    for local in (torch.ones(2, dtype=torch.complex64).conj(), numbers(5).as_strided((1,), (5,))):
+        x = ShardTensor.from_local(local, mesh, [Replicate()], run_check=True)
+        assert torch.equal(x.full_tensor(), local)

@@ -71,7 +71,7 @@ class Baton(Turns):
     """
 
     def __init__(
-        self, num_ranks: int, generators: Sequence[torch.Generator], lasting: bool = False
+        self, num_ranks: int, generators: Sequence[torch.Generator], lasting: bool
     ) -> None:
         super().__init__(range(num_ranks), generators)
         self.lasting = lasting

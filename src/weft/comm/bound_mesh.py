@@ -199,9 +199,7 @@ class BoundMesh(Mesh):
     def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
         return tuple(self.axis_names[axis] for axis in axes)
 
-    def group_ranks(
-        self, axes: Sequence[int], at: Sequence[int] | None = None
-    ) -> tuple[int, ...]:
+    def group_ranks(self, axes: Sequence[int], at: Sequence[int] | None = None) -> tuple[int, ...]:
         """The ranks with this rank's coordinates (or those of `at`) on all axes except `axes`.
 
         In mesh order.

@@ -109,9 +109,7 @@ class CollectiveCall:
     def by_now(self) -> CollectiveCall:
         """This request with who makes it, and where."""
         call, call_line, transition = PROVIDER.asks()
-        return replace(
-            self, call=call, call_line=call_line, transition=transition, point=point()
-        )
+        return replace(self, call=call, call_line=call_line, transition=transition, point=point())
 
     def __str__(self) -> str:
         return f"{self.collective} over axes ({self.over}) of ranks {_some(self.ranks)}"

@@ -53,9 +53,9 @@ _TOGETHER_NBYTES = 1 << 18
 class Communicator(ABC):
     """Collectives over one group of ranks.
 
-    `ranks` are the members in mesh order, `index` is this rank's position among them, `axes` the
-    mesh axes that the group runs over (for messages and traffic), `device` the place of buffers
-    without an argument, `debug` the switch of the debug mode. If a rank receives at least
+    `ranks` are the members in mesh order; `index` is this rank's position among them. `axes` are
+    the mesh axes that the group runs over, for messages and traffic. Buffers that no argument gives
+    live on `device`. `debug` is the switch of the debug mode. If a rank receives at least
     `swaps_from_nbytes`, pieces are faster by `swap` than in one buffer.
     """
 
@@ -87,7 +87,7 @@ class Communicator(ABC):
         Raises:
             PlacementError: a kind that the dtype cannot carry exactly.
         """
-        return self._reduced(x, kind, own)()
+        return self.start_all_reduce(x, kind, own)()
 
     def all_reduce_together(self, xs: list[Tensor], kind: str) -> Sequence[Tensor]:
         """`all_reduce` of several tensors, small ones of one dtype by one collective.
@@ -113,9 +113,6 @@ class Communicator(ABC):
 
     def start_all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Finish:
         """An `all_reduce` that is only started; `x` must not change until the result is called."""
-        return self._reduced(x, kind, own)
-
-    def _reduced(self, x: Tensor, kind: str, own: bool) -> Finish:
         if self.debug.on:
             self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
         check_kind(kind, x.dtype)

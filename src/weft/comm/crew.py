@@ -1,8 +1,8 @@
 """Ranks of a recorded program that receive messages from each other: those that are needed run too.
 
-A recording takes what others have from what this rank has. A message from rank to rank says what
-only its sender knows (the stages of a pipeline have other shapes), so a rank that another one waits
-for runs as well, as far as the message, and they take turns (`turns`). The first rank goes on as
+A recording takes what others have from what this rank has. But a message from rank to rank says
+what only its sender knows: the stages of a pipeline have other shapes. So a rank that another one
+waits for runs as well, as far as the message. The ranks take turns (`turns`). The first goes on as
 soon as it can; when it ends, the others are unwound.
 """
 
@@ -41,9 +41,7 @@ class Crew(Turns):
             for itself.
     """
 
-    def __init__(
-        self, rank: int, program: Callable[[int], Any], carried: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, rank: int, program: Callable[[int], Any], carried: Sequence[Any]) -> None:
         super().__init__([rank], (torch.default_generator, *carried))
         self.program, self.first = program, self.runners[rank]
         self.outer = GlobalState(self.generators)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -74,7 +73,7 @@ _GATHER_LIMIT_NBYTES = 1 << 20
 _SWAP_NBYTES = 1 << 15
 """From this many bytes per rank, gloo's messages cost less than copies into common buffers."""
 
-_SWAP_TERMS = 16
+_SWAP_PARTIALS = 16
 """Partial values use messages from this many times that: they are in one buffer already."""
 
 _HEAD_NBYTES = 256
@@ -114,13 +113,12 @@ class ProcessCommunicator(GroupCalls):
             total = x if own else x.clone()
             # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
             group = self._alive("all_reduce")
-            reduce = partial(_reduce, group, _REDUCE[kind])
-            wait = self._start("all_reduce", reduce, total)
+            wait = self._start("all_reduce", lambda x: group.allreduce([x], _REDUCE[kind]), total)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
-            terms = self._start_all_gather(flat, (flat.numel(),) * self.size)
-            return lambda: reduce_partials(terms().chunk(self.size), kind).view(x.shape)
+            partials = self._start_all_gather(flat, (flat.numel(),) * self.size)
+            return lambda: reduce_partials(partials().chunk(self.size), kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         out = torch.empty_like(flat)
@@ -163,20 +161,18 @@ class ProcessCommunicator(GroupCalls):
             group = self._alive("reduce_scatter")
             wait = self._start("reduce_scatter", _scatter_even, total, x, _OPS[kind], group, True)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
-        if sum(sizes) * x.element_size() < _SWAP_TERMS * self.swaps_from_nbytes:
+        if sum(sizes) * x.element_size() < _SWAP_PARTIALS * self.swaps_from_nbytes:
             received = self._start_all_to_all(x, sizes, (mine,) * self.size)
             return lambda: reduce_partials(received().view(self.size, mine).unbind(), kind, out)
         parts = x.split(sizes)
-        terms = list(x.new_empty(self.size - 1, mine))
-        terms.insert(self.index, parts[self.index])
-        recv = [(place, terms[place]) for place in self._others() if mine]
+        partials = list(x.new_empty(self.size - 1, mine))
+        partials.insert(self.index, parts[self.index])
+        recv = [(place, partials[place]) for place in self._others() if mine]
         send = [(place, parts[place]) for place in self._others() if sizes[place]]
         wait = self._swap(send, recv, x.dtype)
-        return _then(wait, lambda: reduce_partials(terms, kind, out))
+        return _then(wait, lambda: reduce_partials(partials, kind, out))
 
-    def _start_all_to_all(
-        self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]
-    ) -> Finish:
+    def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
         arriving = recv
         if not self.in_order:
             x = torch.cat(self._listed(x.split(send)))
@@ -240,10 +236,6 @@ class ProcessCommunicator(GroupCalls):
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         parts = self._start_all_gather(mine, sizes)().cpu().split(sizes)
         return [part.numpy().tobytes() for part in parts]
-
-
-def _reduce(group: dist.ProcessGroup, options: Any, x: Tensor) -> Any:
-    return group.allreduce([x], options)
 
 
 def _then(wait: Wait, result: Finish) -> Finish:

@@ -121,16 +121,14 @@ class RecordedGroup(dist.ProcessGroup):
         """Also for meta tensors: torch 2.14 asks whether the backend joins messages."""
         return self
 
-    def _record(
-        self, op: str, nbytes: int, kept: Any = (), between: tuple[int, ...] = ()
-    ) -> _Done:
+    def _record(self, op: str, nbytes: int, kept: Any = (), between: tuple[int, ...] = ()) -> _Done:
         ranks = between or (() if self.has_axes else self.ranks)
         self.world.record(Recorded(op, self.axes, nbytes, ranks), of_torch=True)
         return _Done(kept)
 
-    def _learn(self, target: Tensor, terms: Sequence[Tensor], make: Callable[..., Tensor]) -> None:
+    def _learn(self, target: Tensor, parts: Sequence[Tensor], make: Callable[..., Tensor]) -> None:
         """The values of a result, where those of all that it is made of are known."""
-        known = [self.world.known(one) for one in terms]
+        known = [self.world.known(one) for one in parts]
         if all(value is not None for value in known):
             with _disable_current_modes():
                 self.world.learn(target, make(*known).reshape(target.shape).to(target.dtype))

@@ -2,11 +2,12 @@
 
 A recording mesh needs no process group and no other rank. Its communicators return zeros of
 the right size and record every collective with the bytes that this rank receives, by the
-volumes of bandwidth-optimal algorithms. Of tensors without memory values may be known, and what
-others have is then taken from what this rank has: reductions and gathers are those of equal values
-(a mask of ones has no zero on any rank), and every rank sends the one that follows k places after
-it what this rank sends the one k places after itself. Masks of which others have more or less begin
-alike.
+volumes of bandwidth-optimal algorithms.
+
+Of tensors without memory values may be known. What others have is then taken from what this rank
+has. Reductions and gathers are those of equal values: a mask of ones has no zero on any rank. In an
+all-to-all, what comes from the rank k places before this one is what this rank sends to the rank k
+places after it. A mask of another length begins as this rank's does.
 
 While `recording(world)` is open, the thread is in that world.
 """
@@ -30,9 +31,7 @@ from weft.comm.watching import received_nbytes
 from weft.core import AxisName, Mesh, as_mesh
 from weft.core.scopes import setting
 
-__all__ = [
-    "Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording",
-]
+__all__ = ["Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording"]
 
 
 _FEW = 64

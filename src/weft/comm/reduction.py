@@ -21,8 +21,8 @@ _STEP: dict[str, Callable[[Tensor, Tensor], object]] = {
     "sum": Tensor.add_,
     "avg": Tensor.add_,
     "product": Tensor.mul_,
-    "max": lambda total, term: torch.maximum(total, term, out=total),
-    "min": lambda total, term: torch.minimum(total, term, out=total),
+    "max": lambda total, one: torch.maximum(total, one, out=total),
+    "min": lambda total, one: torch.minimum(total, one, out=total),
     "and": Tensor.logical_and_,
     "or": Tensor.logical_or_,
     "band": Tensor.bitwise_and_,
@@ -62,36 +62,36 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
         [repr(kind)], 'Partial("sum"), or another dtype')
 
 
-def reduce_partials(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
-    """The reduction of `terms` (equal shapes and dtypes), in order: `out`, or a new tensor.
+def reduce_partials(partials: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
+    """The reduction of `partials` (equal shapes and dtypes), in order: `out`, or a new tensor.
 
     `out` shares no memory with any of them.
     """
     if out is not None:
         if out.dtype in _WIDE or out.dtype is torch.uint64:
-            return out.copy_(reduce_partials(terms, kind))
-        return _reduce(out.copy_(terms[0]), terms, kind)
-    dtype = terms[0].dtype
+            return out.copy_(reduce_partials(partials, kind))
+        return _reduce(out.copy_(partials[0]), partials, kind)
+    dtype = partials[0].dtype
     if dtype is torch.uint64:
-        return _reduce_uint64(terms, kind)
+        return _reduce_uint64(partials, kind)
     wide = _WIDE.get(dtype, dtype)
-    return _reduce(terms[0].to(wide, copy=True), terms, kind).to(dtype)
+    return _reduce(partials[0].to(wide, copy=True), partials, kind).to(dtype)
 
 
-def _reduce(total: Tensor, terms: Sequence[Tensor], kind: str) -> Tensor:
+def _reduce(total: Tensor, partials: Sequence[Tensor], kind: str) -> Tensor:
     wide, step = total.dtype, _STEP[kind]
-    for term in terms[1:]:
-        step(total, term.to(wide))
+    for one in partials[1:]:
+        step(total, one.to(wide))
     if kind == "avg":
-        total.div_(len(terms))
+        total.div_(len(partials))
     return total
 
 
-def _reduce_uint64(terms: Sequence[Tensor], kind: str) -> Tensor:
+def _reduce_uint64(partials: Sequence[Tensor], kind: str) -> Tensor:
     """As int64, which has the same bits for sums and products; its order begins at the sign bit."""
-    bits = [term.view(torch.int64) for term in terms]
+    bits = [one.view(torch.int64) for one in partials]
     if kind not in ("max", "min"):
         return reduce_partials(bits, kind).view(torch.uint64)
     first = torch.iinfo(torch.int64).min
-    best = reduce_partials([term ^ first for term in bits], kind)
+    best = reduce_partials([one ^ first for one in bits], kind)
     return best.bitwise_xor_(first).view(torch.uint64)

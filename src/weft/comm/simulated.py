@@ -112,21 +112,21 @@ class SimulatedCommunicator(Communicator):
         return found.detach() if is_watched and isinstance(found, Tensor) else found
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        def finish(terms: list[Tensor]) -> list[Tensor]:
-            total = reduce_partials(terms, kind)
-            return [total, *(total.clone() for _ in terms[1:])]
+        def finish(partials: list[Tensor]) -> list[Tensor]:
+            total = reduce_partials(partials, kind)
+            return [total, *(total.clone() for _ in partials[1:])]
 
         return self._meet("all_reduce", (kind, x.dtype, tuple(x.shape)), x, finish)
 
     def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         def finish(parts: list[Tensor]) -> list[Tensor]:
-            return [_join(parts) for _ in parts]
+            return [torch.cat(parts) for _ in parts]
 
         return self._meet("all_gather", (x.dtype, sizes), x, finish)
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
-        def finish(terms: list[Tensor]) -> list[Tensor]:
-            pieces = [term.split(sizes) for term in terms]
+        def finish(partials: list[Tensor]) -> list[Tensor]:
+            pieces = [one.split(sizes) for one in partials]
             return [reduce_partials(mine, kind) for mine in zip(*pieces)]
 
         return self._meet("reduce_scatter", (kind, x.dtype, sizes), x, finish)
@@ -135,7 +135,7 @@ class SimulatedCommunicator(Communicator):
         def finish(given: list[tuple[Tensor, tuple[int, ...], tuple[int, ...]]]) -> list[Tensor]:
             self._check_splits([(send, recv) for _, send, recv in given])
             pieces = [x.split(send) for x, send, _ in given]
-            return [_join(mine) for mine in zip(*pieces)]
+            return [torch.cat(mine) for mine in zip(*pieces)]
 
         return self._meet("all_to_all", (x.dtype,), (x, send, recv), finish)
 
@@ -175,11 +175,6 @@ def _unwatched(finish: Finish) -> Finish:
             return finish(deposits)
 
     return quietly
-
-
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    """Parts in order in fresh memory (`torch.cat` of one part would copy as well)."""
-    return torch.cat(tuple(parts))
 
 
 def current_simulated_world() -> SimulatedWorld | None:
@@ -249,9 +244,7 @@ class SimulatedRanks:
     With `lasting` they keep their world and their global state from call to call.
     """
 
-    def __init__(
-        self, num_ranks: Any, mesh: Any, device_type: str = "cpu", lasting: bool = False
-    ) -> None:
+    def __init__(self, num_ranks: Any, mesh: Any, device_type: str, lasting: bool = False) -> None:
         self.mesh, num_ranks = mesh_of_ranks(num_ranks, mesh)
         recorded = current_recording_world()
         if recorded is not None:
@@ -295,7 +288,7 @@ def mesh_of_ranks(num_ranks: Any, mesh: Any) -> tuple[Mesh, int]:
     if mesh is None:
         mesh = (4 if num_ranks is None else num_ranks,)
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
-    needed = value.size() if value.ranks is None else max(value.ranks) + 1
+    _, needed = value.rank_span
     num_ranks = needed if num_ranks is None else num_ranks
     if needed > num_ranks:
         raise MeshError(

@@ -16,8 +16,7 @@ from types import CodeType, FrameType
 __all__ = ["NOWHERE", "Point", "line_key", "point", "source_line", "user_frame"]
 
 _OURS = f"{__name__.split('.')[0]}."
-_NOT_THE_USERS = (
-    _OURS, "torch.", "contextlib.", "functools.", "threading.", "typing_extensions.")
+_NOT_THE_USERS = (_OURS, "torch.", "contextlib.", "functools.", "threading.", "typing_extensions.")
 
 
 @dataclass(frozen=True, slots=True)

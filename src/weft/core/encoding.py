@@ -140,9 +140,7 @@ def _no_spec(entries: Sequence[Any], call: str) -> ShardTypeError:
         "per mesh axis", names, fix)
 
 
-def _check_dims(
-    mesh: Mesh, ndim: int, placements: Sequence[Placement], call: str
-) -> None:
+def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement], call: str) -> None:
     wrong = [
         f"{placement} on axis {mesh.axis_names[axis]!r}"
         for axis, placement in enumerate(placements)
@@ -190,7 +188,7 @@ def _explicit_sizes(
 
 def check_sizes(
     mesh: Mesh, shape: Sequence[int], dims: Sequence[Sequence[int]], sizes: Any,
-    placed: Sizes | None = None,
+    placed: Sizes,
 ) -> Cuts:
     """Cuts per dim from explicit sizes; reports all offenders at once.
 
@@ -213,7 +211,7 @@ def check_sizes(
     wrong: list[str] = []
     cuts: list[tuple[int, ...] | None] = [None] * len(shape)
     asked = cast(Mapping[Any, Any], sizes)
-    for dim, given in [*(placed or {}).items(), *asked.items()]:
+    for dim, given in [*placed.items(), *asked.items()]:
         if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
             wrong.append(f"dim {dim!r} of a tensor of {len(shape)} dims")
             continue
@@ -265,9 +263,7 @@ def _strided_place(mesh: Mesh, axes: Sequence[int], axis: int, strided: StridedS
 def _strided_places(sizes: Sequence[int], factor: int) -> list[int]:
     # Where an axis may be inserted among axes of `sizes` so that those before it multiply to
     # `factor`: below some axis, or in front of all if no such place has the factor 1.
-    places = [
-        place for place in range(1, len(sizes) + 1) if math.prod(sizes[:place]) == factor
-    ]
+    places = [place for place in range(1, len(sizes) + 1) if math.prod(sizes[:place]) == factor]
     return places or ([0] if factor == 1 else [])
 
 

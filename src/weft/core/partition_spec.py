@@ -49,11 +49,7 @@ class P(Sequence[SpecItem]):
     partial: tuple[tuple[AxisName, str], ...]
 
     @also_called({"unreduced": 'P("dp", partial={"tp": "sum"})'})
-    def __init__(
-        self,
-        *entries: SpecItem,
-        partial: Mapping[AxisName, str] | None = None,
-    ) -> None:
+    def __init__(self, *entries: SpecItem, partial: Mapping[AxisName, str] | None = None) -> None:
         canonical = [_entry(entry) for entry in entries]
         self._items = tuple([_item(entry) for entry in canonical])
         while canonical and not canonical[-1]:

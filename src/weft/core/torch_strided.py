@@ -53,7 +53,7 @@ def _is_order(
         runs = [(0, length)]
         for axis in left_to_right:
             runs = _torch_shard(runs, placements[axis], mesh.axis_sizes[axis], digit[axis])
-        if runs != _run(ours):
+        if runs != ([ours] if ours[0] < ours[1] else []):
             return False
     return True
 
@@ -94,7 +94,3 @@ def _merge(runs: Sequence[Interval]) -> list[Interval]:
         else:
             merged.append((start, stop))
     return merged
-
-
-def _run(interval: Interval) -> list[Interval]:
-    return [interval] if interval[0] < interval[1] else []

@@ -55,8 +55,7 @@ def _attend(
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
             enable_gqa=enable_gqa)[0]
-    return ATTENTION(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return ATTENTION(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 def _back_of_mish(grad: Tensor, x: Tensor) -> Tensor:
@@ -212,7 +211,7 @@ def _convolution(out: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 
 
 def _loss(out: Tensor, x: Tensor, target: Tensor, *_: Any) -> Tensor:
-    """A sum or mean in the memory of the terms, which the kernels make first."""
+    """A sum or mean in the memory of the losses of all elements, which the kernels make first."""
     if out.dim() or not x.dim():
         return out
     return x.new_empty(torch.broadcast_shapes(x.shape, target.shape)).resize_(())

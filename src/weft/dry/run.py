@@ -201,8 +201,7 @@ class _Clock:
         total = sum(events[at].nbytes for at in mine)
         for at in mine:
             share = events[at].nbytes / total if total else 1 / len(mine)
-            events[at] = replace(
-                events[at], seconds=(events[at].seconds or 0.0) + share * seconds)
+            events[at] = replace(events[at], seconds=(events[at].seconds or 0.0) + share * seconds)
 
     def _seconds(self, collective: Recorded) -> float:
         names = [str(name) for name in collective.axes if str(name) in self.names]

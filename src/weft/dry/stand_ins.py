@@ -37,9 +37,7 @@ class Devices(TorchFunctionMode):
         super().__init__()
         self.tensors = tensors
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         reads = func in _TO_PYTHON or (func is torch.Tensor.__format__ and not args[0].dim())
         if reads and type(args[0]) in _PLAIN and args[0].is_meta:

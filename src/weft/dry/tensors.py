@@ -58,9 +58,7 @@ class DryTensors(TorchDispatchMode):
     """The mode. `meter` counts memory, `flops` the operations so far, `seconds` how long they take
     at these rates; the work of the communicators does not count."""
 
-    def __init__(
-        self, reads: float, world: RecordingWorld, compute: Compute | None = None
-    ) -> None:
+    def __init__(self, reads: float, world: RecordingWorld, compute: Compute | None = None) -> None:
         super().__init__()
         self.reads, self.world, self.compute = reads, world, compute
         self.flops, self.seconds = 0, 0.0
@@ -81,9 +79,7 @@ class DryTensors(TorchDispatchMode):
         """False: else torch would import its compiler, and call it around each operation."""
         return False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled():  # then ops arrive that are made of others
             with self:
@@ -111,7 +107,7 @@ class DryTensors(TorchDispatchMode):
             if func in AS_KERNELS:
                 out = AS_KERNELS[func](out, *args)
             self._follow(func, args, kwargs, given, out)
-        if self._is_shape(func, kwargs, given):
+        if self._is_shape(kwargs, given):
             for one in flatten(out):
                 self.meter.leave_out(one)
             return out
@@ -119,7 +115,7 @@ class DryTensors(TorchDispatchMode):
         self.meter.see([*given, *flatten(out)])
         return out
 
-    def _is_shape(self, func: Any, kwargs: Any, given: list[torch.Tensor]) -> bool:
+    def _is_shape(self, kwargs: Any, given: list[torch.Tensor]) -> bool:
         """Whether a result has no memory in a run either: the program makes it on the meta device,
         or computes it of such tensors alone."""
         asks = kwargs.get("device")
@@ -158,9 +154,7 @@ class DryTensors(TorchDispatchMode):
         elif value.numel() <= _KNOWN_NUMEL:
             setattr(tensor, _VALUE, value)
 
-    def deepcopy(
-        self, tensor: torch.Tensor, make: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
+    def deepcopy(self, tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A deep copy, made by torch, of the tensor alone: torch copies all attributes, too, and a
         copy of the values would be a tensor of the program's."""
         value = vars(tensor).pop(_VALUE, None)
@@ -277,7 +271,8 @@ class DryTensors(TorchDispatchMode):
                 if _is_meta(one) and value is not None:
                     setattr(one, _VALUE, value)
         elif written:
-            self._lose(values)
+            for value in values:  # something unknown was written to one
+                _mark(self._lost, value)
         elif func in CHOOSES:
             self._choose(func, args, kwargs, results)
         elif func in FINITE and _asks_for_finite(*args):
@@ -298,11 +293,6 @@ class DryTensors(TorchDispatchMode):
         for one, value in zip(results, flatten(func(made, *more, **kwargs))):
             if value.dtype is torch.int64:  # a position, and not an element that was chosen
                 setattr(one, _VALUE, value)
-
-    def _lose(self, values: list[torch.Tensor]) -> None:
-        """Drop the values of all of them: something unknown was written to one."""
-        for value in values:
-            _mark(self._lost, value)
 
 
 def _mark(storages: dict[int, StorageWeakRef], value: torch.Tensor) -> None:

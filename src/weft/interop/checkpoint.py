@@ -84,9 +84,7 @@ def _chunks(tensor: ShardTensor) -> list[Any]:
     ]
 
 
-def boxes_of(
-    tensor: ShardTensor, call: str = "torch.distributed.checkpoint"
-) -> list[Box]:
+def boxes_of(tensor: ShardTensor, call: str = "torch.distributed.checkpoint") -> list[Box]:
     """The box of this rank, if it takes part. UnsupportedOpError where the tensor is partial."""
     layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:

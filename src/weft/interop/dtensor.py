@@ -160,7 +160,7 @@ class _Entering(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         spec, layout = ctx.spec, ctx.layout
-        num_terms = math.prod(
+        num_values = math.prod(
             size for kind, size in zip(layout.partial, layout.mesh.axis_sizes) if kind == "avg"
         )
         replicate = pkgutil.resolve_name(_MODULE).Replicate()
@@ -168,7 +168,7 @@ class _Entering(torch.autograd.Function):
         shape = torch.Size(layout.shape)
         strides = strides_in_order(shape, memory_order(shape, grad.stride()))
         return ctx.kind.from_local(
-            grad if num_terms == 1 else grad * num_terms, spec.mesh, placements, shape=shape,
+            grad if num_values == 1 else grad * num_values, spec.mesh, placements, shape=shape,
             stride=strides,
         ), None, None
 
@@ -213,9 +213,7 @@ def _same_ranks(one: BoundMesh, other: BoundMesh) -> bool:
     def plain(mesh: Mesh) -> Mesh:
         return Mesh(mesh.axis_sizes, mesh.ranks)
 
-    return one is other or (
-        one.device_type == other.device_type and plain(one) == plain(other)
-    )
+    return one is other or (one.device_type == other.device_type and plain(one) == plain(other))
 
 
 @lru_cache(maxsize=256)

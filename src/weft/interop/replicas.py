@@ -150,9 +150,7 @@ def _average(wrapper: Any) -> None:
             grad.copy_(part.view(grad.shape))
 
 
-def _buckets(
-    grads: Sequence[torch.Tensor], nbytes: int
-) -> Iterator[list[torch.Tensor]]:
+def _buckets(grads: Sequence[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:
     """Gradients of one dtype, of about this many bytes."""
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         bucket: list[torch.Tensor] = []

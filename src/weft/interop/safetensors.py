@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh
+from weft.comm.communicator import as_bytes
 from weft.core.layout import Box
 from weft.errors import LayoutError, WeftError, message
 from weft.interop.checkpoint import boxes_of
@@ -105,9 +106,7 @@ def save_pretrained(original: Any, model: Any, folder: Any, *args: Any, **kwargs
     if mesh.here is None:
         return None
     aliases, first = _aliases(model, state), mesh.rank == mesh.rank_at(0)
-    call.arguments["state_dict"] = {
-        name: one for name, one in state.items() if name not in aliases
-    }
+    call.arguments["state_dict"] = {name: one for name, one in state.items() if name not in aliases}
     call.arguments["is_main_process"] = True
     with (
         as_one_process(), telling_identity(), _saving(model), tempfile.TemporaryDirectory() as other
@@ -222,17 +221,16 @@ def _boxes(tensor: Any, mesh: BoundMesh) -> list[Box]:
     assert mesh.here is not None
     if type(tensor) is ShardTensor:
         found = boxes_of(tensor, "save_file(tensors)")
-        cutting = {axis for axes in tensor.sharding.dims for axis in axes}
+        cutting = tensor.sharding.sharded_axes
     else:
-        found, cutting = [tuple([(0, length) for length in tensor.shape])], set()
+        found, cutting = [tuple([(0, length) for length in tensor.shape])], ()
     first = all(place == 0 for axis, place in enumerate(mesh.here) if axis not in cutting)
     return found if first and tensor.numel() else []
 
 
 def _runs(tensor: Any, box: Box) -> Iterator[tuple[int, Any]]:
     """(its beginning in the tensor, bytes) of each run of a block."""
-    local = local_data(tensor)
-    data = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    data = as_bytes(local_data(tensor).detach().cpu()).numpy().data
     shape, size = tensor.shape, tensor.dtype.itemsize
     inner = len(shape)  # dims from here on are whole: one run
     while inner and box[inner - 1] == (0, shape[inner - 1]):

@@ -190,7 +190,7 @@ def reduce_scatter(
             f"there are {sub.size()} ranks along {axes!r}", "each rank takes one index of "
             "the dim", [tuple(x.shape)], "reduce_scatter(x, axes, dim)")
     src = Layout.replicated(sub.abstract, x.shape).with_partial(range(sub.ndim))
-    dst = _cut_whole(sub, x.shape, dim, sizes, "reduce_scatter")
+    dst = _cut_whole(sub, x.shape, dim, sizes)
     out = _moved(x, sub, src, dst, "reduce_scatter")
     return out if tiled else out.squeeze(dim)
 
@@ -226,7 +226,7 @@ def all_to_all(
     sub = _along_of(x, mesh, axes, "all_to_all")
     split, concat = (_dim(x, dim, "all_to_all") for dim in (split_dim, concat_dim))
     src = _cut(sub, x, concat, sizes, "all_to_all")
-    dst = _cut_whole(sub, src.shape, split, split_sizes, "all_to_all")
+    dst = _cut_whole(sub, src.shape, split, split_sizes)
     return _moved(x, sub, src, dst, "all_to_all")
 
 
@@ -309,9 +309,7 @@ def _dim(x: Tensor, dim: int, call: str) -> int:
     return dim % x.ndim
 
 
-def _cut(
-    sub: BoundMesh, x: Tensor, dim: int, sizes: Sequence[int] | None, call: str
-) -> Layout:
+def _cut(sub: BoundMesh, x: Tensor, dim: int, sizes: Sequence[int] | None, call: str) -> Layout:
     """The layout of a tensor whose blocks along a dim are the ranks' own. All ranks raise
     LayoutError if other lengths, or the dtypes, differ between them."""
     mine = (tuple(x.shape), str(x.dtype))
@@ -329,13 +327,11 @@ def _cut(
                 "pad or reshape them before the call")
     shape = list(x.shape)
     shape[dim] = sum(sizes)
-    return _cut_whole(sub, shape, dim, sizes, call)
+    return _cut_whole(sub, shape, dim, sizes)
 
 
 def _cut_whole(
-    sub: BoundMesh, shape: Sequence[int], dim: int, sizes: Sequence[int] | None, call: str
+    sub: BoundMesh, shape: Sequence[int], dim: int, sizes: Sequence[int] | None
 ) -> Layout:
     spec = P(*[None] * dim, tuple(range(sub.ndim)))
-    return Layout(
-        sub.abstract, shape, spec, sizes={dim: "flat" if sizes is None else tuple(sizes)}
-    )
+    return Layout(sub.abstract, shape, spec, sizes={dim: "flat" if sizes is None else tuple(sizes)})

@@ -130,9 +130,7 @@ def distribute_module(
     _refuse_other_layouts(matches, mesh)
     refuse_holders(named for named in tensors if not isinstance(named.tensor, ShardTensor))
     make = distributed_alike("distribute_module(module)", _plain(matches), mesh, src_data_rank)
-    new = {
-        id(match.named.tensor): _replace(match.named, make) for match in matches
-    }
+    new = {id(match.named.tensor): _replace(match.named, make) for match in matches}
     replace_references(module, new)
     for pinned in pins:
         pinned.pin.register(pinned.module, mesh, pinned.path, pinned.pattern)

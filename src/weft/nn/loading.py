@@ -9,19 +9,17 @@ weights would come apart; and the error about a wrong shape would mention the sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.errors import ModuleError, WeftError
-from weft.nn.named import Place, places_of, replace_references, set_where
+from weft.nn.named import Named, named_tensors, put, replace_references
 from weft.tensor import ShardTensor, distribute_tensor
 
 __all__ = ["load_state_dict", "parse_to", "vector_to_parameters"]
-
-Held = list[tuple[Place, ShardTensor]]
 
 
 def load_state_dict(
@@ -29,9 +27,7 @@ def load_state_dict(
     assign: bool = False,
 ) -> Any:
     """As torch's. With `assign`, a full tensor takes the layout of the tensor that it replaces."""
-    held: Held = [
-        (place, tensor) for place, tensor in places_of(module) if type(tensor) is ShardTensor
-    ]
+    held = [named for named in named_tensors(module) if type(named.tensor) is ShardTensor]
     if not held:
         return original(module, state_dict, strict, assign)
     try:
@@ -48,16 +44,12 @@ def load_state_dict(
             _lay_out(module, held)
 
 
-def _lay_out(module: nn.Module, held: Held) -> None:
+def _lay_out(module: nn.Module, held: Sequence[Named]) -> None:
     """Give assigned tensors the layouts of those that they replace; tied weights stay tied."""
-    groups: dict[int, list[Place]] = {}
     replaced: list[tuple[Any, torch.Tensor]] = []
-    for place, old in held:
-        groups.setdefault(id(old), []).append(place)
-    layouts = {id(old): old for _, old in held}
-    for key, places in groups.items():
-        old = layouts[key]
-        found = [_at(place) for place in places]
+    for named in held:
+        old: Any = named.tensor
+        found = [place.store.get(place.key) for place in named.places]
         new = next((one for one in reversed(found) if one is not old), old)
         if isinstance(new, torch.Tensor) and type(new) is not ShardTensor:
             if new.shape != old.shape:
@@ -66,30 +58,26 @@ def _lay_out(module: nn.Module, held: Held) -> None:
                 new.detach(), old.device_mesh, old.sharding, src_data_rank=None)
             is_parameter = isinstance(new, nn.Parameter)
             new = nn.Parameter(laid, new.requires_grad) if is_parameter else laid
-        for place in places:
-            if new is not None:
-                set_where(place, new)
-        replaced += [(one, new) for one in found if new is not None and one is not new]
+        if new is not None:
+            put(named, new)
+            replaced += [(one, new) for one in found if one is not new]
     replace_references(module, {id(one): new for one, new in replaced})
 
 
-def _at(place: Place) -> Any:
-    store = place.owner._parameters
-    return store.get(place.key) if place.key in store else place.owner._buffers.get(place.key)
-
-
-def _wrong_shapes(held: Held, state_dict: Mapping[str, Any]) -> list[tuple[str, Any, ShardTensor]]:
+def _wrong_shapes(
+    held: Sequence[Named], state_dict: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """The name, the shape in the state dict, and the tensor in the module."""
     found = []
-    for place, tensor in held:
-        given = state_dict.get(place.name)
-        if isinstance(given, torch.Tensor) and given.shape != tensor.shape:
-            found.append((place.name, tuple(given.shape), tensor))
+    for named in held:
+        for name in named.names:
+            given = state_dict.get(name)
+            if isinstance(given, torch.Tensor) and given.shape != named.tensor.shape:
+                found.append((name, tuple(given.shape), named.tensor))
     return found
 
 
-def _mismatch(
-    module: nn.Module, wrong: list[tuple[str, Any, ShardTensor]], count: int
-) -> ModuleError:
+def _mismatch(module: nn.Module, wrong: list[tuple[str, Any, Any]], count: int) -> ModuleError:
     blocks = [name for name, shape, tensor in wrong if shape == tuple(tensor._local.shape)]
     fix = "{name: x.full_tensor() for name, x in module.state_dict().items()} is what is loaded"
     if blocks:

@@ -62,9 +62,7 @@ def as_patterns(argument: str, given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def layouts_of(
-    tensors: Sequence[Named], shardings: Mapping[str, Any], mesh: Mesh
-) -> list[Matched]:
+def layouts_of(tensors: Sequence[Named], shardings: Mapping[str, Any], mesh: Mesh) -> list[Matched]:
     """The layout for each tensor. Specs that do not fit are all told of in notes of one error."""
     found, failed = [], []
     for named in tensors:
@@ -86,7 +84,7 @@ def _layout(named: Named, shardings: Mapping[str, Any], mesh: Mesh) -> Matched:
     said: dict[str, tuple[str, Layout]] = {}
     for place in named.places:
         for pattern, spec in shardings.items():
-            if _means(pattern, spec, place, mesh):
+            if _means(pattern, spec, place):
                 if not named.tensor.dim() and any(mark in pattern for mark in "*?["):
                     spec = P()  # a counter of batches among weights: there is no dim to shard
                 said[place.name] = pattern, _laid(named, place, spec, mesh)
@@ -109,7 +107,7 @@ def _layout(named: Named, shardings: Mapping[str, Any], mesh: Mesh) -> Matched:
     return Matched(named, layout, pattern)
 
 
-def _means(pattern: str, spec: Any, place: Place, mesh: Mesh) -> bool:
+def _means(pattern: str, spec: Any, place: Place) -> bool:
     if isinstance(spec, Style):
         return fnmatchcase(place.path, pattern)
     return not isinstance(spec, _Styled) and fnmatchcase(place.name, pattern)
@@ -142,8 +140,7 @@ def pins_of(
         above = outer.setdefault(pattern, [])
         if not any(path.startswith(f"{one}." if one else "") for one in above):
             above.append(path)
-            found += [
-                Pinned(pattern, path, inner, pin) for pin in _pins(pattern, spec, mesh)]
+            found += [Pinned(pattern, path, inner, pin) for pin in _pins(pattern, spec, mesh)]
     return found
 
 

@@ -2,8 +2,8 @@
 
 `distribute_module` gives layouts to tensors without memory. `materialize` gives each rank the
 memory of its blocks and lets the modules initialize themselves. weft draws their random numbers,
-which depend only on the position in the global tensor, so the module is the same on one rank
-as on any mesh, and no rank ever holds more than its blocks.
+which depend only on the position in the global tensor. So the module is the same on one rank as on
+any mesh. No rank ever holds more than its blocks.
 
 The order is that of construction: parts before what contains them. In this order each module calls
 `reset_parameters` (some of torch's `_reset_parameters`), as constructors do, or all are passed to a
@@ -124,9 +124,7 @@ def _refuse_plain(waiting: Sequence[Named]) -> None:
             "weft.distribute_module(module, mesh, shardings={...})")
 
 
-def _refuse_helpless(
-    module: nn.Module, holders: dict[int, str], waiting: Sequence[Named]
-) -> None:
+def _refuse_helpless(module: nn.Module, holders: dict[int, str], waiting: Sequence[Named]) -> None:
     helpless = {
         id(part) for part in module.modules() if id(part) in holders and _reset_of(part) is None
     }
@@ -150,7 +148,7 @@ def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
         tensor: Any = named.tensor
         mesh = tensor.device_mesh
         place = named.places[0]
-        held = {**place.owner._parameters, **place.owner._buffers}.get(place.key)
+        held = place.store.get(place.key)
         if held is tensor and tensor._local.numel() and version_of(tensor) == version:
             unwritten.append(named.name)
     if mesh is not None and mesh.here is not None and mesh.size() > 1:

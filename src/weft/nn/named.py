@@ -30,6 +30,12 @@ class Place(NamedTuple):
     owner: nn.Module
     key: str
 
+    @property
+    def store(self) -> dict[str, Any]:
+        """The owner's parameters or buffers, whichever have the key."""
+        owner = self.owner
+        return owner._parameters if self.key in owner._parameters else owner._buffers
+
 
 @dataclass(slots=True)
 class Named:
@@ -77,9 +83,7 @@ def put(named: Named, tensor: torch.Tensor) -> None:
 
 def set_where(place: Place, tensor: torch.Tensor) -> None:
     """Put a tensor at one place, without the checks and the new order of `register_parameter`."""
-    owner, key = place.owner, place.key
-    store: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
-    store[key] = tensor
+    place.store[place.key] = tensor
 
 
 def replace_references(module: nn.Module, new: dict[int, torch.Tensor]) -> None:

@@ -52,9 +52,7 @@ class Cut:
                 [f"dim={self.dim}"], "Shard(0)")
         if all(layout.on(axis) == dim for axis in self.axes):
             return layout
-        dims = [
-            [axis for axis in axes if axis not in self.axes] for axes in layout.dims
-        ]
+        dims = [[axis for axis in axes if axis not in self.axes] for axes in layout.dims]
         if dim is not None:
             dims[dim] += self.axes
         return layout.without_partial(self.axes).replace(dims=dims)

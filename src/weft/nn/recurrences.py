@@ -56,9 +56,7 @@ def linear_scan(
     return recurrence(*given)
 
 
-def _fitted(
-    a: Tensor, b: Tensor, dim: int, initial: Tensor | None
-) -> tuple[Sequence[int], int]:
+def _fitted(a: Tensor, b: Tensor, dim: int, initial: Tensor | None) -> tuple[Sequence[int], int]:
     """The shape of the result, and the dim counted from the front."""
     call = "linear_scan(a, b, dim, initial)"
     try:

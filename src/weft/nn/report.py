@@ -20,6 +20,7 @@ from weft.errors import ModuleError
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
 from weft.nn.pins import Cut, PinHook
+from weft.planner.geometry import largest
 from weft.tensor import ShardTensor
 
 __all__ = ["MATCHED", "Pin", "Report", "Row", "report"]
@@ -61,10 +62,7 @@ class Row:
     @property
     def max_nbytes(self) -> int:
         """The size of the largest block in bytes."""
-        layout = self.layout
-        sizes = [max(layout.sizes_of(dim), default=0) if axes else layout.shape[dim]
-                 for dim, axes in enumerate(layout.dims)]
-        return prod(sizes) * self.dtype.itemsize
+        return largest(self.layout) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

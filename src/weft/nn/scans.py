@@ -23,8 +23,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor, modes
-from weft.tensor.meta import intern
-from weft.tensor.shard_tensor import wrap
+from weft.tensor.placing.layouts import local_to_sharded
 from weft.transport import Shards, traffic
 
 __all__ = ["associative_scan"]
@@ -133,9 +132,7 @@ class _Scan:
             one = self._plain(one.flip(0) if self.reverse else one, at)
             for mine, all_of in zip(own, gathered):
                 one = _tied(one, all_of, mine)
-            one = one.contiguous()
-            made.append(wrap(one, intern(
-                self.mesh, layout, one.dtype, one.device, one.requires_grad, None, None)))
+            made.append(local_to_sharded(one.contiguous(), self.mesh, layout))
         return made
 
     def _local(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -150,8 +147,7 @@ class _Scan:
         own, gathered, every = self._gathered(totals)
         order = self.shards.filled[::-1] if self.reverse else self.shards.filled
         place = order.index(self.shards.index) if length else 0
-        before = generic_associative_scan(
-            self._mapped(0), [one[list(order)] for one in every])
+        before = generic_associative_scan(self._mapped(0), [one[list(order)] for one in every])
         if place:
             scans = self._mapped(None)(*[one[place - 1] for one in before], *scans)
         return own, gathered, scans
@@ -213,10 +209,8 @@ class _Scan:
         """Slices of this rank, as those of all ranks of the other axes."""
         if self.submesh is None:
             return block
-        block = block.contiguous()
-        return wrap(block, intern(
-            self.submesh, self._inner(at, block.shape[:1]), block.dtype, block.device,
-            block.requires_grad, None, None))
+        layout = self._inner(at, block.shape[:1])
+        return local_to_sharded(block.contiguous(), self.submesh, layout)
 
     def _plain(self, slices: Any, at: int) -> Tensor:
         """This rank's block of them."""

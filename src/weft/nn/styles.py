@@ -25,9 +25,7 @@ from weft.core.names import also_called
 from weft.errors import MeshError, ModuleError, PlacementError
 from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 
-__all__ = [
-    "ColwiseParallel", "RowwiseParallel", "SequenceParallel", "Style", "VocabParallel", "axis_of",
-]
+__all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel", "Style", "VocabParallel"]
 
 Cuts = Mapping[Any, Mapping[str, int]]
 """Type of module -> name of a parameter -> the dim of it that is sharded; others replicated."""
@@ -79,8 +77,7 @@ class Style:
         """How the input of a layer moves to its weight; None for other modules."""
         if self.cuts is None or not isinstance(module, _LAYERS):
             return None
-        axis = axis_of(self.axis, mesh, self)
-        axes = mesh.axes(axis if isinstance(axis, tuple) else (axis,), repr(self))
+        axes = mesh.axes(self._axes(mesh), repr(self))
         dim = self.reads
         if dim is not None and not isinstance(module, nn.Linear):
             dim = 1 - module.weight.ndim  # its channels
@@ -96,9 +93,19 @@ class Style:
                 repr(self), f"{spec!r} is given for the axis {self.axis!r}",
                 "a placement of an activation is Shard(dim) or Replicate()", [repr(spec)],
                 "a whole spec, P(...)")
-        axis = axis_of(self.axis, mesh, self)
-        axes = axis if isinstance(axis, tuple) else (axis,)
-        return Cut(mesh.axes(axes, repr(self)), getattr(spec, "dim", None))
+        return Cut(mesh.axes(self._axes(mesh), repr(self)), getattr(spec, "dim", None))
+
+    def _axes(self, mesh: Mesh) -> tuple[AxisName, ...]:
+        """The axes, by name; MeshError if none is named and the mesh has several."""
+        if self.axis is not None:
+            return self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        if mesh.ndim != 1:
+            names = list(mesh.axis_names)
+            raise MeshError(
+                f"shardings: {self!r}", f"it names no axis, and {mesh} has {mesh.ndim}: "
+                f"{', '.join(map(str, names))}", "the axis may be left out on a mesh of one",
+                [repr(self)], f"{type(self).__name__}({names[-1] if names else 'tp'!r})")
+        return mesh.axis_names
 
     def spec(self, module: nn.Module, key: str, mesh: Mesh) -> P | None:
         """The spec of one of a module's own parameters; None for a module of another type."""
@@ -107,7 +114,7 @@ class Style:
         for kind, dims in self.cuts.items():
             if isinstance(module, kind):
                 dim = dims.get(key)
-                return P() if dim is None else P(*(None,) * dim, axis_of(self.axis, mesh, self))
+                return P() if dim is None else P(*(None,) * dim, self._axes(mesh))
         return None
 
     def refusal(self, module: nn.Module, path: str) -> ModuleError:
@@ -192,16 +199,3 @@ class SequenceParallel(Style):
         self, axis: AxisName | tuple[AxisName, ...] | None = None, *, sequence_dim: int = 1
     ) -> None:
         super().__init__(axis, input_layouts=Shard(sequence_dim))
-
-
-def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
-    """The axis that a style shards over; MeshError if none is named and the mesh has several."""
-    if axis is not None:
-        return axis
-    if mesh.ndim != 1:
-        names = list(mesh.axis_names)
-        raise MeshError(
-            f"shardings: {style!r}", f"it names no axis, and {mesh} has {mesh.ndim}: "
-            f"{', '.join(map(str, names))}", "the axis may be left out on a mesh of one",
-            [repr(style)], f"{type(style).__name__}({names[-1] if names else 'tp'!r})")
-    return mesh.axis_names[0]

@@ -3,10 +3,10 @@ as much work.
 
 Under a causal mask a query sees the keys before it. Of a sequence that is sharded in the order of
 positions, the last rank has almost twice the average work and the first almost none. In zig-zag
-order every shard has two stretches, one from the front and its mirror image from the back, and all
-have the same work (Dubey et al., The Llama 3 Herd of Models, 2024). The layout of tensors is an
-ordinary one; it is the tokens that are permuted, with their positions and labels. Everything but
-attention works on each token by itself.
+order every shard has two stretches, one from the front and its mirror image from the back. All
+shards have the same work (Dubey et al., The Llama 3 Herd of Models, 2024). The layout of tensors is
+an ordinary one: the tokens are permuted, with their positions and labels. Everything but attention
+works on each token by itself.
 """
 
 from __future__ import annotations
@@ -115,9 +115,7 @@ class _Causal(TorchFunctionMode):
         super().__init__()
         self.order = order
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)

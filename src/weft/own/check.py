@@ -129,16 +129,11 @@ class Bound(Protocol):
 class BruteForce:
     """A call that is carried out in many ways."""
 
-    def __init__(
-        self, rule: Bound, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> None:
+    def __init__(self, rule: Bound, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.rule, self.call, self.args, self.kwargs = rule, call, args, kwargs
         self.operands = [tensor.detach() for tensor in flatten((args, kwargs))]
         feed = iter([_arg(tensor) for tensor in self.operands])
-        described = Call(
-            rule.name, map_tensors(lambda _: next(feed), args),
-            map_tensors(lambda _: next(feed), kwargs), (),
-        )
+        args, kwargs = (map_tensors(lambda _: next(feed), one) for one in (args, kwargs))
         self.plain = {False: self.run([one.clone() for one in self.operands], False)}
         if any(map(_differentiable, self.operands)):
             try:
@@ -147,7 +142,7 @@ class BruteForce:
                 if not any(said in str(error) for said in _NO_GRADIENT):
                     raise
         results = tuple(_arg(one) for one in flatten(self.plain[False].results))
-        described = Call(rule.name, described.args, described.kwargs, results)
+        described = Call(rule.name, args, kwargs, results)
         bound = rule.bind(described, bool(results))  # its results may be what it has written to
         if bound is None:
             raise ShardTypeError(
@@ -155,11 +150,10 @@ class BruteForce:
                 "call", "an example is a call that the rule covers",
                 [str(one.shape) for one in described.tensors], "another example")
         self.bound: Rule = bound[0]
-        self.described = Call(rule.name, described.args, described.kwargs, bound[1])
+        self.described = Call(rule.name, args, kwargs, bound[1])
 
     def run(self, operands: Sequence[Tensor], grad: bool) -> _Outcome:
         """The call on these operands, plain or sharded."""
-        feed = iter(operands)
         wanted = [
             one.requires_grad_() if grad and _differentiable(one) else one for one in operands
         ]

@@ -56,16 +56,14 @@ def own_of(op: Any, call: str) -> Own:
         return found
     refuse_beneath(target, call)
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
-        made = _of_function_class(target)
-    elif isinstance(target, (OpOverload, OpOverloadPacket)):
-        made = _of_torch(target, str(target))
-    elif _is_overridable(target):
-        made = _of_torch(target, getattr(target, "__name__", str(target)))
-    elif isinstance(target, FunctionType):
-        made = _of_python(target)
-    else:
-        raise _refusal(op, call)
-    return made
+        return _of_function_class(target)
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return _of_torch(target, str(target))
+    if _is_overridable(target):
+        return _of_torch(target, getattr(target, "__name__", str(target)))
+    if isinstance(target, FunctionType):
+        return _of_python(target)
+    raise _refusal(op, call)
 
 
 def _is_overridable(target: Any) -> bool:

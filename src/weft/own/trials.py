@@ -42,9 +42,7 @@ class Trials:
 
     def __iter__(self) -> Iterator[Trial]:
         """Every way that is tried, mesh after mesh."""
-        forward_only = self.rule.moves or any(
-            kind != "sum" for kind in self.rule.reduce.values()
-        )
+        forward_only = self.rule.moves or any(kind != "sum" for kind in self.rule.reduce.values())
         modes = [False] if forward_only or not self.has_gradient else []
         modes += [True] if self.has_gradient else []
         for size in (2, 3):
@@ -120,8 +118,7 @@ class Trials:
             mine = [_layout(mesh, operand, [None])]
             for dim, length in enumerate(operand.shape):
                 mine.append(_layout(mesh, operand, [dim]))
-                mine += [_layout(mesh, operand, [dim], cut)
-                         for cut in _ragged(length, mesh.size())]
+                mine += [_layout(mesh, operand, [dim], cut) for cut in _ragged(length, mesh.size())]
             kinds = ("sum", "max") if self.rule.moves and any_kind else ("sum",)
             mine += [_layout(mesh, operand, [kind]) for kind in kinds if _has_terms(operand, kind)]
             ways.append(mine)

@@ -78,10 +78,6 @@ def _check_rows(src: Layout, dst: Layout, call: str) -> None:
         raise LayoutError(
             call, f"{len(wrong)} axes would become partial by a row that the table of "
             f"transitions lacks, from {src} to {dst}",
-            f"S becomes P(sum) only; I becomes P of {_listed(_FROM_REPLICATED)}; P keeps "
+            f"S becomes P(sum) only; I becomes P of {', '.join(sorted(_FROM_REPLICATED))}; P keeps "
             "its kind, or is reduced and follows I", wrong,
             "leave the axis sharded or replicated in the target")
-
-
-def _listed(kinds: frozenset[str]) -> str:
-    return ", ".join(sorted(kinds))

@@ -143,9 +143,7 @@ def seconds_of(steps: Sequence[Step], itemsize: int, links: Links | None = None)
     return sum(step_seconds(step, itemsize, links) for step in steps)
 
 
-def cheapest(
-    family: Sequence[tuple[Step, ...]], itemsize: int, links: Links
-) -> tuple[Step, ...]:
+def cheapest(family: Sequence[tuple[Step, ...]], itemsize: int, links: Links) -> tuple[Step, ...]:
     """The member that takes the least time, then the fewest bytes, then the fewest steps."""
     if len(family) == 1:
         return family[0]

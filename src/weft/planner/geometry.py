@@ -100,9 +100,7 @@ def meets(
     """
     start, stop = interval
     axes = layout.dims[dim]
-    levels = [
-        (layout.mesh.axis_sizes[axis], fixed.get(axis) if fixed else None) for axis in axes
-    ]
+    levels = [(layout.mesh.axis_sizes[axis], fixed.get(axis) if fixed else None) for axis in axes]
     if start >= stop:
         return []
     cuts = layout.cuts[dim]

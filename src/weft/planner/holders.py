@@ -1,7 +1,7 @@
 """Between two meshes: which device sends which part of a tensor to which.
 
 Theory of operation. A *cell* is what one device holds at the source: a shard index per dim, and a
-digit per partial axis that stays partial. `num` devices hold the same cell, its *copies*. A device
+digit per partial axis that stays partial. The devices that hold a cell are its *copies*. A device
 that wants a part of a cell at the target, a *taker*, gets it from the nearest class of holders:
 
 1. itself;
@@ -55,17 +55,17 @@ Cell = tuple[int, ...]
 class Side:
     """One of the two layouts: its cells, and the devices that hold copies of each."""
 
-    __slots__ = ("layout", "terms", "free", "num", "_places")
+    __slots__ = ("layout", "partial_axes", "free", "num_copies", "_places")
 
     def __init__(self, layout: Layout) -> None:
         mesh = layout.mesh
-        terms = [axis for axis, kind in enumerate(layout.partial) if kind]
+        partial = [axis for axis, kind in enumerate(layout.partial) if kind]
         self.layout = layout
         # Partial values stay partial axis by axis, by name: both sides list them alike.
-        self.terms = sorted(terms, key=lambda axis: str(mesh.axis_names[axis]))
+        self.partial_axes = sorted(partial, key=lambda axis: str(mesh.axis_names[axis]))
         self.free = layout.free_axes
-        self.num = math.prod([mesh.axis_sizes[axis] for axis in self.free])
-        lists = [*layout.dims, *([axis] for axis in self.terms), self.free]
+        self.num_copies = math.prod([mesh.axis_sizes[axis] for axis in self.free])
+        lists = [*layout.dims, *([axis] for axis in self.partial_axes), self.free]
         self._places = [  # (size, stride) of axes, the last first
             merged((mesh.axis_sizes[axis], mesh.axis_strides[axis]) for axis in axes)[::-1]
             for axes in lists
@@ -77,11 +77,11 @@ class Side:
 
     def cell(self, at: Coordinate) -> Cell:
         indices = [self.layout.shard_index(dim, at) for dim in range(self.layout.ndim)]
-        return (*indices, *self.term(at))
+        return (*indices, *self.partial_digits(at))
 
-    def term(self, at: Coordinate) -> tuple[int, ...]:
+    def partial_digits(self, at: Coordinate) -> tuple[int, ...]:
         """Which partial value of the remaining reductions a coordinate holds."""
-        return tuple([at[axis] for axis in self.terms])
+        return tuple([at[axis] for axis in self.partial_axes])
 
     def box(self, cell: Cell) -> Box:
         return tuple([self.layout.interval(dim, cell[dim]) for dim in range(self.layout.ndim)])
@@ -117,7 +117,7 @@ class _Node(NamedTuple):
 class Crossing:
     """Who takes what from whom between two layouts on two meshes."""
 
-    def __init__(self, src: Layout, dst: Layout, node_size: int, divides: bool = False) -> None:
+    def __init__(self, src: Layout, dst: Layout, node_size: int, divides: bool) -> None:
         self.src, self.dst, self.node_size = Side(src), Side(dst), node_size
         self.divides = divides
         (a, b), (c, d) = _span(src.mesh), _span(dst.mesh)
@@ -135,7 +135,7 @@ class Crossing:
             return []
         own, copy = self.cell_of(rank), self.dst.copy(at)
         out: list[tuple[int, Box]] = []
-        for cell, box in self.src.cells_in(self.dst.layout.box_at(at), self.dst.term(at)):
+        for cell, box in self.src.cells_in(self.dst.layout.box_at(at), self.dst.partial_digits(at)):
             near = None if cell == own else self.near(cell, rank)
             if cell == own:
                 out.append((rank, box))
@@ -159,7 +159,7 @@ class Crossing:
             return []
         out = self._line(cell).sent(self.src.copy(at))
         to = self.dst.at(rank)
-        if to is not None and self.dst.term(to) == self.src.term(at):
+        if to is not None and self.dst.partial_digits(to) == self.src.partial_digits(at):
             own = intersect(held, self.dst.layout.box_at(to))
             out += [] if own is None else [(rank, own)]
         near = self.near(cell, rank)
@@ -169,7 +169,7 @@ class Crossing:
         """What a device of both meshes already holds of its target, if of the same partial value;
         else None."""
         at, to = self.src.at(rank), self.dst.at(rank)
-        if at is None or to is None or self.src.term(at) != self.dst.term(to):
+        if at is None or to is None or self.src.partial_digits(at) != self.dst.partial_digits(to):
             return None
         return self.src.layout.box_at(at)
 
@@ -189,10 +189,10 @@ class Crossing:
         holders = node.holders.get(cell)
         if holders is None:
             return None
-        held, term = self.src.box(cell), cell[self.src.layout.ndim:]
+        held, digits = self.src.box(cell), cell[self.src.layout.ndim:]
         takers: list[tuple[int, Box]] = []
         for device, own, its, wanted in node.takers:
-            if own != cell and its == term:
+            if own != cell and its == digits:
                 box = intersect(held, wanted)
                 takers += [] if box is None else [(device, box)]
         return _shares(holders, takers, self.divides)
@@ -206,7 +206,7 @@ class Crossing:
                 node.holders.setdefault(cell, []).append(device)
             if to is not None:
                 box = self.dst.layout.box_at(to)
-                node.takers.append((device, cell, self.dst.term(to), box))
+                node.takers.append((device, cell, self.dst.partial_digits(to), box))
         return node
 
     def _line(self, cell: Cell) -> _Line:
@@ -227,7 +227,7 @@ class _Line:
     def __init__(self, crossing: Crossing, cell: Cell) -> None:
         self.crossing, self.cell = crossing, cell
         self.box = crossing.src.box(cell)
-        self.length = volume(self.box) * crossing.dst.num
+        self.length = volume(self.box) * crossing.dst.num_copies
         self.listed: dict[int, list[tuple[int, Box]]] | None = None
         sizes = [side.layout.mesh.size() for side in (crossing.src, crossing.dst)]
         if crossing.divides or (crossing.meshes_meet and max(sizes) <= LISTED):
@@ -235,7 +235,7 @@ class _Line:
                 (rank, box) for _, rank, box in self._walk(0, self.length)
                 if not self._served(rank)
             ]
-            self.listed = _shares(range(crossing.src.num), takers, crossing.divides)
+            self.listed = _shares(range(crossing.src.num_copies), takers, crossing.divides)
 
     def _served(self, rank: int) -> bool:
         """Whether a nearer class serves a taker: itself, or its node."""
@@ -248,7 +248,7 @@ class _Line:
         """(taker, box) of the takers that a copy serves."""
         if self.listed is not None:
             return list(self.listed.get(copy, ()))
-        num = self.crossing.src.num
+        num = self.crossing.src.num_copies
         start, stop = -(-copy * self.length // num), -(-(copy + 1) * self.length // num)
         return [
             (rank, box) for begin, rank, box in self._walk(start, stop)
@@ -260,14 +260,14 @@ class _Line:
         what each of them sends."""
         if self.listed is not None:
             return _served(self.listed, taker)
-        before, volume_before = 0, self.crossing.dst.num
+        before, volume_before = 0, self.crossing.dst.num_copies
         rest = volume(self.box)
         for (start, stop), (low, high) in zip(box, self.box):
             rest //= high - low
             before += volume_before * (start - low) * rest
             volume_before *= stop - start
         begin = before + copy * volume(box)
-        return [(begin * self.crossing.src.num // self.length, box)]
+        return [(begin * self.crossing.src.num_copies // self.length, box)]
 
     def _walk(self, start: int, stop: int) -> Iterator[tuple[int, int, Box]]:
         """(begin, rank, box) of the takers that overlap the part of the line from start to stop.
@@ -277,7 +277,7 @@ class _Line:
         dst = self.crossing.dst
         digits = self.cell[dst.layout.ndim:]
         while start < stop:
-            at, scale, rest = start, dst.num, volume(self.box)
+            at, scale, rest = start, dst.num_copies, volume(self.box)
             indices: list[int] = []
             box: list[tuple[int, int]] = []
             for dim, (low, high) in enumerate(self.box):

@@ -1,8 +1,8 @@
 """The network, as the cost function sees it: the cost of a message over each mesh axis.
 
-The time of a collective consists of a start, a round of messages for each doubling of its group, a
-little for each member, and the bytes that a device receives, over the slowest network involved. An
-all-reduce passes through its group twice.
+The time of a collective has four parts: a start, a round of messages for each doubling of its
+group, a little for each member, and the bytes that a device receives. The slowest network involved
+counts. An all-reduce passes through its group twice.
 
 These figures must be the same on every rank: the planner compares plans by them, and ranks that
 chose different plans would wait for each other. So they are given, never measured during planning.
@@ -173,8 +173,7 @@ def _check_seconds(call: str, value: object, *names: str) -> None:
 
 
 def _wrong(call: str, facts: str, rule: str, *offenders: object) -> ShardTypeError:
-    return ShardTypeError(
-        call, facts, rule, offenders, _FIX)
+    return ShardTypeError(call, facts, rule, offenders, _FIX)
 
 
 GLOO = Links(near=Link(50e-6, 1e-9), far=Link(100e-6, 1e-9), start_s=100e-6, member_s=5e-6)

@@ -66,7 +66,7 @@ def _kept(src: Layout, dst: Layout) -> int:
     for rank in shared_ranks(src.mesh, dst.mesh):
         at, to = here.at(rank), there.at(rank)
         assert at is not None and to is not None
-        if here.term(at) == there.term(to):
+        if here.partial_digits(at) == there.partial_digits(to):
             both = intersect(src.box_at(at), dst.box_at(to))
             total += 0 if both is None else volume(both)
     return total
@@ -128,9 +128,7 @@ def _refinement(
                 sizes.append(rest)
                 for number, fixed in enumerate(blocks):
                     fixed[len(sizes) - 1] = (start + number * block) // upper % rest
-            parts[-1].append([
-                len(sizes) - 1 if s >= block else digits[s] for s in lower
-            ])
+            parts[-1].append([len(sizes) - 1 if s >= block else digits[s] for s in lower])
     return parts[0], parts[1], sizes, blocks
 
 
@@ -216,11 +214,11 @@ def _roots(layout: Layout, parts: _Parts, sizes: Sequence[int]) -> list[_Node]:
         _Node(0, length, _levels(layout.mesh, axes, parts, sizes), cuts)
         for length, axes, cuts in zip(layout.shape, layout.dims, layout.cuts)
     ]
-    terms = [
+    partial = [
         _Node(0, layout.mesh.axis_sizes[axis], _levels(layout.mesh, (axis,), parts, sizes))
-        for axis in Side(layout).terms
+        for axis in Side(layout).partial_axes
     ]
-    return dims + terms
+    return dims + partial
 
 
 def _levels(

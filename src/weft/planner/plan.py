@@ -190,8 +190,7 @@ def plan(
 
 def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
     """The layouts of a tensor that has one, and of placements on the mesh of `src`."""
-    ends = [one if isinstance(one, Layout) else getattr(one, "sharding", one)
-            for one in (src, dst)]
+    ends = [one if isinstance(one, Layout) else getattr(one, "sharding", one) for one in (src, dst)]
     first, last = ends
     if isinstance(first, Layout) and (isinstance(last, P) or is_placements(last)):
         ends[1] = Layout.placed(first.mesh, first.shape, last, "plan(dst)")
@@ -277,8 +276,7 @@ def transpose(forward: Plan) -> Plan:
         return folding(src, forward.cover, dst, forward.itemsize)
     if forward.folds is not None:
         return fetching(src, dst, replace(forward.folds, fill=0.0), forward.itemsize)
-    return plan(src, dst, forward.itemsize,
-                links=forward.links)
+    return plan(src, dst, forward.itemsize, links=forward.links)
 
 
 def _text(plan: Plan) -> str:
@@ -314,8 +312,7 @@ def _by_rank(plan: Plan) -> str:
         return _listed(ranks, nbytes)
     of = f"{len(ranks)} of {count} ranks" if count > _SAMPLED else f"{len(ranks)} ranks"
     nbytes.sort()
-    least, median, most = map(
-        nbytes_text, (nbytes[0], nbytes[(len(nbytes) - 1) // 2], nbytes[-1]))
+    least, median, most = map(nbytes_text, (nbytes[0], nbytes[(len(nbytes) - 1) // 2], nbytes[-1]))
     return f"min {least}, median {median}, max {most} ({of})"
 
 

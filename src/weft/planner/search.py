@@ -90,7 +90,7 @@ def family(src: Layout, dst: Layout, node_size: int, detours: bool = True) -> tu
     out: dict[Steps, None] = {}
     for steps, here in _reductions(src, dst, reduced, detours):
         if made:
-            below = _before_term(here, dst, made)
+            below = _before_partial(here, dst, made)
             out[*steps, *move(here, below), MakePartial(below, dst, tuple(made))] = None
         else:
             out[*steps, *move(here, dst)] = None
@@ -155,7 +155,7 @@ def _reductions(
     wanted = {*scattering}
     if alone:  # of a partial sum to be made, each rank needs only a part
         sums = [axis for axis in scattering if dst.partial[axis] == "sum"]
-        wanted = {*sums, *(axis for axes in dst.dims for axis in axes)}
+        wanted = {*sums, *dst.sharded_axes}
     first = [axis for axis in (*free, *scattering) if axis in wanted]
     ways: Iterable[Iterable[int]] = [first]
     if detours:
@@ -168,11 +168,7 @@ def _reductions(
 
 
 def _free(layout: Layout) -> list[int]:
-    held = {axis for axes in layout.dims for axis in axes}
-    return [
-        axis for axis, size in enumerate(layout.mesh.axis_sizes)
-        if axis not in held and layout.partial[axis] is None and size > 1
-    ]
+    return [axis for axis in layout.free_axes if layout.mesh.axis_sizes[axis] > 1]
 
 
 def _subsets(axes: list[int]) -> Iterator[Iterable[int]]:
@@ -182,9 +178,7 @@ def _subsets(axes: list[int]) -> Iterator[Iterable[int]]:
     return chain.from_iterable(combinations(axes, size) for size in sizes)
 
 
-def _reduce(
-    src: Layout, dst: Layout | None, reduced: list[int], chosen: frozenset[int]
-) -> Steps:
+def _reduce(src: Layout, dst: Layout | None, reduced: list[int], chosen: frozenset[int]) -> Steps:
     """Shard over the chosen axes, those among `reduced` by reduce-scatter; all-reduce the rest."""
     cuts: list[Cut] = list(zip(src.dims, src.cuts))
     if dst is not None:
@@ -246,7 +240,7 @@ def _with_spare(layout: Layout, cuts: list[Cut], axes: Sequence[int], dst: Layou
 # Partial values.
 
 
-def _before_term(here: Layout, dst: Layout, made: list[int]) -> Layout:
+def _before_partial(here: Layout, dst: Layout, made: list[int]) -> Layout:
     """The layout from which axes can become partial locally: `here` itself if possible."""
     if all(
         set(here.dims[dim][common_depth(here, dst, dim):]) <= set(made)
@@ -274,9 +268,7 @@ def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator
         reduced = [axis for axis, kind in enumerate(src.partial) if kind and axis not in crossing]
         made = [axis for axis, kind in enumerate(dst.partial)
                 if kind and axis not in crossing.values()]
-        ways = product(
-            _reductions(src, dst, reduced, detours), _landings(src, dst, made, detours)
-        )
+        ways = product(_reductions(src, dst, reduced, detours), _landings(src, dst, made, detours))
         for (before, here), (landing, after) in ways:
             yield *before, Transfer(here, landing, node_size=node_size), *after
 

@@ -75,13 +75,12 @@ class Exchange(_Step):
     def sends(self, coordinate: Coordinate) -> list[Block]:
         """The parts of the box at `coordinate` that others want: taker and box, in group order."""
         held = self.src.box_at(coordinate)
-        cut = {axis for axes in self.src.dims for axis in axes}
+        cut = self.src.sharded_axes
         # A taker agrees with this coordinate on every axis that does not shard the source: this is
         # its nearest holder.
         fixed = {axis: digit for axis, digit in enumerate(coordinate) if axis not in cut}
-        named = {axis for axes in self.dst.dims for axis in axes}
-        takers = self.src.mesh.along(
-            [axis for axis in self.axes if axis not in named], coordinate)
+        named = self.dst.sharded_axes
+        takers = self.src.mesh.along([axis for axis in self.axes if axis not in named], coordinate)
         return _blocks(self.dst, [
             meets(self.dst, dim, interval, fixed) for dim, interval in enumerate(held)
         ], takers)

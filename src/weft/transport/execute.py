@@ -57,8 +57,8 @@ class CompiledPlan:
         self,
         moves: Sequence[tuple[Move, Start | None]],
         collectives: Sequence[_Collective],
-        reduction: tuple[Communicator, str] | None = None,
-        cuts: bool = False,
+        reduction: tuple[Communicator, str] | None,
+        cuts: bool,
     ) -> None:
         self.moves = tuple(move for move, _ in moves)
         self.starts = tuple(start for _, start in moves)
@@ -121,7 +121,7 @@ def owned(out: Tensor) -> Tensor:
     return out
 
 
-def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -> CompiledPlan:
+def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh) -> CompiledPlan:
     """The compiled plan of this rank. Every rank that takes part compiles it alike.
 
     A rank outside a mesh does nothing in the steps on that mesh.
@@ -131,7 +131,6 @@ def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -
     bound = mesh
     for step in plan.steps:
         if isinstance(step, Transfer):
-            assert target is not None, f"{step} leads to a mesh that is not given"
             moves.append(compile_transfer(step, mesh, target))
             bound = target
         elif bound.here is not None:

@@ -86,9 +86,7 @@ def _changing(src: Layout, dst: Layout) -> tuple[list[int], list[int]]:
     )
 
 
-def text(
-    src: Layout, dst: Layout, src_varying: frozenset[int], dst_varying: frozenset[int]
-) -> str:
+def text(src: Layout, dst: Layout, src_varying: frozenset[int], dst_varying: frozenset[int]) -> str:
     """`S(0)->R on dp`, one part per axis that changes; between two meshes, their names."""
     if src.mesh != dst.mesh:
         return f"{src.mesh} -> {dst.mesh}"

@@ -22,7 +22,7 @@ from weft.errors import UnsupportedOpError
 if TYPE_CHECKING:
     from weft.transport.transition import Transition
 
-__all__ = ["InFlight", "in_flight", "landed", "late", "moved"]
+__all__ = ["InFlight", "in_flight", "landed", "late", "moved_early"]
 
 _FINISH, _PART = "_weft_finish", "_weft_part"
 
@@ -39,9 +39,7 @@ class InFlight(torch.Tensor):
     """A tensor whose data are still being received."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KNOWN or (func is _is_contiguous and hasattr(args[0], _PART)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args)
@@ -69,9 +67,7 @@ def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
     return out
 
 
-def late(
-    out: Tensor, make: Finish, part: Callable[[Transition], Tensor | None]
-) -> Tensor:
+def late(out: Tensor, make: Finish, part: Callable[[Transition], Tensor | None]) -> Tensor:
     """`out`, whose data `make` gives at the first use; but what a transition makes of it, `part`
     gives by itself, with a graph of its own, or None where it cannot."""
     setattr(out, _FINISH, make)
@@ -80,7 +76,7 @@ def late(
     return out
 
 
-def moved(tensor: Tensor, move: Transition) -> Tensor | None:
+def moved_early(tensor: Tensor, move: Transition) -> Tensor | None:
     """What a transition makes of a tensor that is not there yet, where it can be made alone."""
     part = getattr(tensor, _PART, None) if type(tensor) is InFlight else None
     return None if part is None else part(move)

@@ -119,9 +119,7 @@ def _runs(comm: Communicator, nbytes: int) -> dict[str, tuple[Callable[[], objec
     g = comm.size
     each = max(1, nbytes // 4 // (g - 1))
     whole = max(g, nbytes // 8 * g // (g - 1))
-    part, parts, full = (
-        torch.ones(numel, device=comm.device) for numel in (each, each * g, whole)
-    )
+    part, parts, full = (torch.ones(numel, device=comm.device) for numel in (each, each * g, whole))
     sizes, received = [each] * g, 4.0 * each * (g - 1)
     return {
         "all_to_all": (lambda: comm.all_to_all(parts, sizes, sizes), received),

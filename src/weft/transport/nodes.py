@@ -239,7 +239,7 @@ class _Node(torch.autograd.Function):
         return grad, None, None, None, None, *[None for _ in saved]
 
 
-_apply: Any = super(torch.autograd.Function, _Node).apply  # type: ignore[misc]
+_run_node: Any = super(torch.autograd.Function, _Node).apply  # type: ignore[misc]
 
 
 def with_gradient(
@@ -257,11 +257,10 @@ def with_gradient(
         why: what moves in backward, for those who ask for the traffic; empty where nothing does.
         always: whether zeros stand for a gradient that does not come; else none goes on.
     """
-    run = _apply if transforms() is None else _Node.apply  # which refuses transforms
+    run = _run_node if transforms() is None else _Node.apply  # which refuses transforms
     return run(x, do, back, why, always, *saved)
 
 
 def gradient_through(x: Tensor, back: Transition) -> Tensor:
     """`x`, sharing its memory; `back` transforms its gradient."""
-    return with_gradient(
-        x, Tensor.detach, back, why="gradients of local tensors", always=False)
+    return with_gradient(x, Tensor.detach, back, why="gradients of local tensors", always=False)

@@ -46,9 +46,7 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
     return tuple(order)
 
 
-def gaps_of(
-    shape: Sequence[int], strides: Sequence[int], order: Sequence[int]
-) -> Gaps | None:
+def gaps_of(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> Gaps | None:
     """Where a tensor of these strides has gaps, as a part of a dense one; None if it is no such
     part. Then the stride of the outer dim is that of the dim times the length of the longer line.
     """

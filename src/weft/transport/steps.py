@@ -5,10 +5,10 @@ slices and sizes. At run time a few torch calls around the collective remain.
 
 Pieces are sent in one of two ways. Either all go through one buffer, by one all-to-all. Or each
 goes by itself, uncopied if it is contiguous, and is received in its final place, while what stays
-on this rank is copied. If a backend can do the latter (gloo), it takes less time for many bytes,
-and for any number if most ranks of a group have nothing for each other, because an all-to-all
-involves all of them. All ranks of a group choose alike: the choice depends on what the whole step
-moves.
+on this rank is copied. The latter needs a backend that can do it (gloo). It takes less time for
+many bytes; if most ranks of a group have nothing for each other, it does for any number, because an
+all-to-all involves all of them. All ranks of a group choose alike: the choice depends on what the
+whole step moves.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
         case AllReduce():
             return _all_reduce(step, mesh)
         case MakePartial():
-            return _term(step, at), None
+            return _make_partial(step, at), None
         case Transfer():
             raise AssertionError("it has two meshes")
         case _:
@@ -80,12 +80,12 @@ def _slice(held: Box, wanted: Box) -> Move:
     return lambda x: x[where].contiguous()
 
 
-def _term(step: MakePartial, at: Coordinate) -> Move:
+def _make_partial(step: MakePartial, at: Coordinate) -> Move:
     """The value as this coordinate's partial value: zeros around a block, the identity
     elsewhere."""
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     kinds = {step.dst.partial[axis] for axis in step.axes}
-    cut = {axis for axes in step.src.dims for axis in axes}
+    cut = step.src.sharded_axes
     keeps = kinds <= IDEMPOTENT or all(at[axis] == 0 for axis in step.axes if axis not in cut)
     shared = intersect(held, wanted) if keeps else None
     if shared == wanted:

@@ -2,9 +2,9 @@
 
 A log is open on one thread (one simulated rank); events are this rank's own. While no log is open
 anywhere, a transition pays one truth test (`STATE.on`). The dispatcher names the current call
-with `label`. The autograd node of a transition keeps that name, so that what backward moves
-is listed under the call and line that caused it, also if autograd runs it in a thread of its
-own (as it does for accelerators).
+with `label`. The autograd node of a transition keeps that name. So what backward moves is listed
+under the call and line that caused it. This also holds if autograd runs it in a thread of its own,
+as it does for accelerators.
 """
 
 from __future__ import annotations

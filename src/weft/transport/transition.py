@@ -264,7 +264,7 @@ class Transition:
         if self._program is not None:
             self._program.report(self.text, itemsize)
 
-    def as_node(self, x: Tensor, read_only_use: bool = False) -> Tensor:
+    def as_node(self, x: Tensor, read_only_use: bool) -> Tensor:
         """The result of a node, as autograd gets it."""
         out = self._run(x, read_only_use and x.is_leaf)
         program = self._program
@@ -382,8 +382,8 @@ def _multiply(transition: Transition) -> Way:
     mesh, src, dst = transition.mesh, transition.src, transition.dst
     axes, _ = facts.products(src, dst)
     reduced = src.without_partial(axes)
-    num_terms = math.prod(src.mesh.axis_sizes[axis] for axis in axes)
-    stacked = reduced.insert(0, Layout.make(src.mesh, (num_terms,), (axes,)))
+    num_values = math.prod(src.mesh.axis_sizes[axis] for axis in axes)
+    stacked = reduced.insert(0, Layout.make(src.mesh, (num_values,), (axes,)))
     gather = Transition(mesh, stacked, stacked.gathered((0,)))
     rest = Transition(
         mesh, reduced, dst, transition.target, src_varying=transition.src_varying,

@@ -65,6 +65,4 @@ def _reduce(held: Holding) -> None:
 def _locals_of(module: nn.Module) -> Any:
     """The leaves without hooks: a hook is called in each backward."""
     every: list[Any] = [one._local for one in module.parameters() if type(one) is ShardTensor]
-    return [
-        one for one in every if not (one._backward_hooks or one._post_accumulate_grad_hooks)
-    ]
+    return [one for one in every if not (one._backward_hooks or one._post_accumulate_grad_hooks)]

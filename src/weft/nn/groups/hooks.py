@@ -24,9 +24,7 @@ from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected
 
-__all__ = [
-    "Entering", "Leaving", "gathered_now", "has_group", "install", "recording",
-]
+__all__ = ["Entering", "Leaving", "gathered_now", "has_group", "install", "recording"]
 
 
 class _State:
@@ -138,9 +136,7 @@ class Entering(_Hook):
     """The hook before a module's forward. A module with an `input_fn`, which may shard its inputs,
     has one before its other hooks and one after them: the `turn` is "first" and "last"."""
 
-    def __init__(
-        self, path: str, policy: Gather | None, casts: bool = False, turn: str = "only"
-    ) -> None:
+    def __init__(self, path: str, policy: Gather | None, casts: bool, turn: str) -> None:
         self.path, self.policy, self.casts, self.turn = path, policy, casts, turn
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -154,8 +150,7 @@ class Entering(_Hook):
         if state is None or state.group is None or not state.group.packs:
             return None
         dtype = self.policy.compute_dtype
-        return map_tensors(
-            lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
+        return map_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward = _thread.forward
@@ -164,7 +159,7 @@ class Entering(_Hook):
             if state is not None and state.group is not None and (
                 _thread.only is None or module in _thread.only
             ):
-                _enter(module, state.group, (args, kwargs))
+                _begin(module, state.group, (args, kwargs))
             return
         if forward is not None and not self.path and forward.was_interrupted():
             for group in forward.groups:
@@ -190,7 +185,7 @@ class Entering(_Hook):
                     forward.line, group)
         group.is_outermost = forward.module is module
         if group.packs:
-            _enter(module, group, (args, kwargs))
+            _begin(module, group, (args, kwargs))
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
         whole = None if self.path else module
@@ -207,7 +202,8 @@ class Entering(_Hook):
         return _thread.forward
 
 
-def _enter(module: nn.Module, group: Group, given: Any) -> None:
+def _begin(module: nn.Module, group: Group, given: Any) -> None:
+    """A group's module runs: gather the group, unless it is gathered for another call."""
     under_way = _under_way()
     if group not in under_way:
         group.enter(given)

@@ -63,9 +63,7 @@ class Kind:
                 self.reduce_dtype)
 
 
-def kind_of(
-    tensor: Any, mesh: BoundMesh, batch: frozenset[int], dtypes: Dtypes
-) -> Kind | None:
+def kind_of(tensor: Any, mesh: BoundMesh, batch: frozenset[int], dtypes: Dtypes) -> Kind | None:
     """How a parameter is gathered in a forward whose batch is sharded over these axes; None if it
     is not gathered, because this rank is outside or other axes shard it. Replicated parameters need
     no gather. Packs reduce their gradients, if no other axis has to be reduced as well. A policy of

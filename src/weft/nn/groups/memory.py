@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
-from weft.core import Layout
-from weft.core.layout import Box
+from weft.core import Box, Layout
+from weft.planner.geometry import coarser
 from weft.tensor.meta import Meta, kept
 from weft.transport.boxes import part, shape_of, within
 
@@ -23,21 +23,10 @@ __all__ = ["Packing", "gathered_layout", "packing_of"]
 def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
     """The layout gathered over these axes; None if that is no gather of blocks, because a remaining
     axis cuts the pieces of these axes further."""
-    for mine in layout.dims:
-        kept = [axis for axis in mine if axis not in axes]
-        if list(mine[: len(kept)]) != kept:
-            return None
-    dims = [[axis for axis in mine if axis not in axes] for mine in layout.dims]
-    cuts = []
-    sizes = layout.mesh.axis_sizes
-    for dim, (mine, kept) in enumerate(zip(layout.dims, dims)):
-        cut = layout.cuts[dim]
-        if cut is not None and kept and len(kept) < len(mine):
-            step = 1
-            for axis in mine[len(kept):]:
-                step *= sizes[axis]
-            cut = tuple(cut[::step])
-        cuts.append(cut if kept else None)
+    dims = [tuple([axis for axis in mine if axis not in axes]) for mine in layout.dims]
+    if any(mine[: len(left)] != left for mine, left in zip(layout.dims, dims)):
+        return None
+    cuts = [coarser(layout, dim, len(left))[1] for dim, left in enumerate(dims)]
     return layout.replace(dims=dims, cuts=cuts)
 
 
@@ -81,7 +70,7 @@ class Packing:
 
     def __init__(
         self, metas: Sequence[Meta], layouts: Sequence[Layout],
-        coordinates: Sequence[tuple[int, ...]], index: int, widths: Sequence[int] = (),
+        coordinates: Sequence[tuple[int, ...]], index: int, widths: Sequence[int],
     ) -> None:
         self.index = index
         boxes = [[
@@ -133,9 +122,7 @@ class Packing:
         if parts:
             torch._foreach_copy_(blocks, parts)
 
-    def _pieces(
-        self, flat: Tensor, wholes: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _pieces(self, flat: Tensor, wholes: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The pieces of gathered parameters, and the blocks of a buffer that belong to them."""
         parts, blocks = [], []
         for rank, mine in enumerate(flat.split(self.sizes)):

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,18 +49,15 @@ from weft.transport import traffic
 from weft.transport.transition import Transition
 from weft.transport.unselected import unselected
 
+if TYPE_CHECKING:
+    from weft.nn.groups.buckets import Buckets
+
 __all__ = ["Pack"]
 
 _Counts = tuple[int, int]
 """What `_counts` gives: writes to memory, and those that autograd knows."""
 
 _MADE = itertools.count()
-
-
-class _Buckets(Protocol):
-    """Where replicated parameters' gradients are summed: `buckets.Buckets`."""
-
-    def add(self, pack: Any) -> None: ...
 
 
 class Pack(Freed):
@@ -76,7 +73,7 @@ class Pack(Freed):
 
     def __init__(
         self, kind: Kind, tensors: Sequence[ShardTensor], label: str, group: Any,
-        in_own_dtype: Container[int] = (),
+        in_own_dtype: Container[int],
     ) -> None:
         self.kind, self.label, self.group, self.number = kind, label, group, next(_MADE)
         self.axes = kind.axes | kind.rest
@@ -142,8 +139,7 @@ class Pack(Freed):
         if not member.full.requires_grad:
             return
         mesh, layout = self.kind.mesh, member.meta.layout
-        move = transition_between(
-            mesh, layout, member.whole_meta.layout, frozenset(), self.axes)
+        move = transition_between(mesh, layout, member.whole_meta.layout, frozenset(), self.axes)
         member.use = stand_for(
             member.local, move or Transition(mesh, layout, layout, copy=True), member.full)
         if not self.kind.axes:  # further axes are reduced with those that it is R over, at once
@@ -313,7 +309,7 @@ class Pack(Freed):
         member.has_arrived = True
         self.group.line.touch(self.group)
 
-    def start_reducing(self, buckets: _Buckets) -> list[Callable[[], None]]:
+    def start_reducing(self, buckets: Buckets) -> list[Callable[[], None]]:
         """Begin to reduce the gradients that have arrived; the returned function waits, and
         accumulates. Gradients that only have to be summed go to the buckets."""
         if not self.kind.axes and self.kind.rest:

@@ -6,7 +6,7 @@ fault, and all raise it.
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh
+from weft.comm.communicator import as_bytes
 from weft.core import Layout
 from weft.errors import LayoutError, WeftError
 from weft.tensor.placing.sizes import form_of
 from weft.transport.order import memory_order, order_of, strides_like
 
-__all__ = ["agreed_layout", "check_over_ranks", "check_same", "exchanged"]
+__all__ = ["agreed_layout", "check_over_ranks", "check_same", "digest_of", "exchanged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class _Facts:
     dtype: str
     requires_grad: bool
     said: Any
-    digest: int = 0
+    digest: str = ""
 
 
 Strides = tuple[int, ...]
@@ -83,14 +84,12 @@ def agreed_layout(
     return layout, _strides(told, layout)
 
 
-def _facts(local: torch.Tensor, said: Any, digest: int = 0) -> _Facts:
+def _facts(local: torch.Tensor, said: Any, digest: str = "") -> _Facts:
     return _Facts(tuple(local.shape), local.stride(), str(local.dtype), local.requires_grad, said,
                   digest)
 
 
-def exchanged(
-    call: str, mesh: BoundMesh, facts: Any, fault: WeftError | None
-) -> list[Any]:
+def exchanged(call: str, mesh: BoundMesh, facts: Any, fault: WeftError | None) -> list[Any]:
     """The facts of all ranks, in mesh order; facts must not be tuples.
 
     Raises:
@@ -180,9 +179,7 @@ def _other_kinds(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:
 
 def _widest(told: Sequence[_Facts]) -> int:
     """The first index of a block with the most dims of several elements: it shows an order."""
-    counts = [
-        0 if 0 in one.shape else 1 + sum(length > 1 for length in one.shape) for one in told
-    ]
+    counts = [0 if 0 in one.shape else 1 + sum(length > 1 for length in one.shape) for one in told]
     return counts.index(max(counts))
 
 
@@ -219,7 +216,7 @@ def _check_default(call: str, layout: Layout) -> None:
 
 def check_over_ranks(
     mesh: BoundMesh, local: Any, layout: Layout | None, fault: WeftError | None,
-    region: str | None = None,
+    region: str | None,
 ) -> None:
     """Compare shapes, dtypes and replicas over the mesh; raise on all ranks alike.
 
@@ -228,11 +225,11 @@ def check_over_ranks(
     call = region or "from_local(run_check=True)"
     facts = None
     if fault is None:
-        facts = _facts(local, str(layout), _digest(local))
+        facts = _facts(local, str(layout), digest_of(local))
     told = exchanged(call, mesh, facts, fault)
     assert layout is not None
     wrong: list[str] = []
-    replicas: dict[Any, tuple[int, int]] = {}
+    replicas: dict[Any, tuple[int, str]] = {}
     first = told[0]
     for position, one in enumerate(told):
         rank, coordinate = mesh.rank_at(position), mesh.coordinate(position)
@@ -244,8 +241,8 @@ def check_over_ranks(
         elif one.requires_grad != first.requires_grad:
             wrong.append(f"rank {rank}: requires_grad={one.requires_grad}, rank "
                          f"{mesh.rank_at(0)}: {first.requires_grad}")
-        terms = tuple(coordinate[a] for a, kind in enumerate(layout.partial) if kind)
-        before = replicas.setdefault((layout.box_at(coordinate), terms), (rank, one.digest))
+        partial = tuple(coordinate[a] for a, kind in enumerate(layout.partial) if kind)
+        before = replicas.setdefault((layout.box_at(coordinate), partial), (rank, one.digest))
         if before[1] != one.digest:
             wrong.append(f"rank {rank}: other values than its replica, rank {before[0]}")
     if wrong:
@@ -263,7 +260,7 @@ def check_over_ranks(
 def _varying(mesh: BoundMesh, layout: Layout, told: Sequence[_Facts]) -> tuple[Any, ...]:
     """The axes along which replicas of a block have other values."""
     kept = layout.free_axes
-    rows: dict[Any, set[int]] = {}
+    rows: dict[Any, set[str]] = {}
     for position, one in enumerate(told):
         at = mesh.coordinate(position)
         for axis in kept:
@@ -272,6 +269,7 @@ def _varying(mesh: BoundMesh, layout: Layout, told: Sequence[_Facts]) -> tuple[A
                  if any(row[0] == axis and len(seen) > 1 for row, seen in rows.items()))
 
 
-def _digest(local: torch.Tensor) -> int:
-    flat = local.detach().contiguous().cpu().flatten()
-    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+def digest_of(local: torch.Tensor) -> str:
+    """A short hash of the values."""
+    data = as_bytes(local.detach().cpu()).numpy().data
+    return hashlib.blake2b(data, digest_size=4).hexdigest()

@@ -84,14 +84,11 @@ def _not_dense(call: str, form: Any) -> Exception:
 
 def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
     """The shape of `weft.zeros(4, 5)` or `weft.zeros((4, 5))`."""
-    given = size
+    given, fits = size, True
     if size and isinstance(size[0], Sequence) and not isinstance(size[0], (str, P)) and not (
         is_placements(size[0])
     ):
-        given = (*size[0], *size[1:])
-        fits = len(size) == 1
-    else:
-        fits = True
+        given, fits = (*size[0], *size[1:]), len(size) == 1
     lengths = [_length(one) for one in given]
     negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if (length or 0) < 0]
     if negative:
@@ -100,8 +97,7 @@ def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
             "a length is at least 0", negative, f"{call}(8, 16, mesh=mesh)")
     if fits and None not in lengths:
         return tuple(lengths)  # type: ignore[arg-type]
-    wrong = size[1:] if not fits else [
-        one for one, length in zip(given, lengths) if length is None]
+    wrong = size[1:] if not fits else [one for one, length in zip(given, lengths) if length is None]
     shape = ", ".join(repr(one) for one in lengths if one is not None)
     raise ShardTypeError(
         f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "

@@ -64,8 +64,7 @@ def out_of_local(
 
     `grads_as_placed`: gradients of local tensors are as in `from_local`, as for `into_local`.
     """
-    out = from_local(
-        local, mesh, placements, run_check=run_check, sizes=sizes, region=region)
+    out = from_local(local, mesh, placements, run_check=run_check, sizes=sizes, region=region)
     if grads_as_placed:
         return out
     layout = out.sharding

@@ -17,6 +17,7 @@ from weft.tensor.placing.arguments import mesh_and_placements, place, shape_of
 from weft.tensor.placing.layouts import check_given, check_tensor, leaf
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.boxes import shape_of as box_shape
 from weft.transport.boxes import slices
 from weft.transport.nodes import untransformed
 
@@ -180,7 +181,7 @@ def _block(
 ) -> tuple[torch.Tensor | None, WeftError | None]:
     """This rank's block, or why it cannot be used."""
     box = ((0, 0),) * layout.ndim if mesh.here is None else layout.box_at(mesh.here)
-    expected = tuple([stop - start for start, stop in box])
+    expected = box_shape(box)
     if dtype is not None and (mesh.here is None or 0 in expected):
         shape = (0,) if mesh.here is None else expected
         return torch.empty(shape, dtype=dtype, device=mesh.device), None

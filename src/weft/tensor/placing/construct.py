@@ -228,8 +228,7 @@ def full(
         fill_value: a number.
         dtype: None derives it from the number.
     """
-    shape = shape_of("weft.full", (size,))
-    return _filled("weft.full", shape, fill_value, dtype, requires_grad, where)
+    return _filled("weft.full", (size,), fill_value, dtype, requires_grad, where)
 
 
 def zeros(
@@ -250,7 +249,8 @@ def zeros(
         UnsupportedOpError: a `layout` that is not dense.
         MeshError: no mesh is given, none is set.
     """
-    return _of_size("weft.zeros", size, 0, dtype, requires_grad, where)
+    dtype = dtype or torch.get_default_dtype()
+    return _filled("weft.zeros", size, 0, dtype, requires_grad, where)
 
 
 def ones(
@@ -262,7 +262,8 @@ def ones(
     Args:
         size: the global shape, as lengths or as one sequence.
     """
-    return _of_size("weft.ones", size, 1, dtype, requires_grad, where)
+    dtype = dtype or torch.get_default_dtype()
+    return _filled("weft.ones", size, 1, dtype, requires_grad, where)
 
 
 def empty(
@@ -274,7 +275,8 @@ def empty(
     Args:
         size: the global shape, as lengths or as one sequence.
     """
-    return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
+    dtype = dtype or torch.get_default_dtype()
+    return _filled("weft.empty", size, 0, dtype, requires_grad, where)
 
 
 @untransformed
@@ -300,20 +302,12 @@ def arange(
     return made.requires_grad_() if requires_grad else made
 
 
-def _of_size(
-    call: str, size: tuple[Any, ...], value: int, dtype: torch.dtype | None, requires_grad: bool,
-    where: Where,
-) -> ShardTensor:
-    dtype = dtype or torch.get_default_dtype()
-    return _filled(call, shape_of(call, size), value, dtype, requires_grad, where)
-
-
 @untransformed
 def _filled(
-    call: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype | None, requires_grad: bool,
+    call: str, size: tuple[Any, ...], value: Any, dtype: torch.dtype | None, requires_grad: bool,
     where: Where,
 ) -> ShardTensor:
-    bound, layout = place(call, shape, where)
+    bound, layout = place(call, shape_of(call, size), where)
     local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
     local = torch.full(local_shape, value, dtype=dtype, device=bound.device)
     return leaf(local, bound, layout, requires_grad)

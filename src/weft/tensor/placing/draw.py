@@ -192,9 +192,7 @@ def draw_into(
         tensor.copy_(drawn(sample, mesh, layout, tensor.dtype, generator))
         return
     out = local.detach()
-    source = Source(
-        next_key(mesh, generator), layout.shape, _box(layout, here), mesh.device, out
-    )
+    source = Source(next_key(mesh, generator), layout.shape, _box(layout, here), mesh.device, out)
     found = sample(source)
     if found is not out:
         out.copy_(found)

@@ -51,9 +51,7 @@ def any_foreign(args: Any, kwargs: Any) -> bool:
     return False
 
 
-def taken_in(
-    func: Any, args: Any, kwargs: Any
-) -> tuple[Any, Any, Callable[[Any], Any]]:
+def taken_in(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
     """The arguments of a call with ShardTensors in place of the foreign tensors; and a function
     that converts the result back.
 

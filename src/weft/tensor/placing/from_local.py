@@ -62,8 +62,7 @@ def from_local(
     fault, layout = _fault(local), None
     if asks:
         call = f'from_local(sizes="{sizes}")'
-        layout, strides = agreed_layout(
-            call, mesh, local, placements, sizes, fault, argument)
+        layout, strides = agreed_layout(call, mesh, local, placements, sizes, fault, argument)
         stride = strides if stride is None else stride
     elif fault is None:
         try:
@@ -132,8 +131,8 @@ def _gradients_placed(
     seen = seen.without_partial(  # the value is one partial value of its own mean
         axis for axis, kind in enumerate(seen.partial) if kind == "avg"
     )
-    terms = partial_axes(layout)
-    back = transition_between(mesh, gradient_layout(layout), seen, terms, terms)
+    partial = partial_axes(layout)
+    back = transition_between(mesh, gradient_layout(layout), seen, partial, partial)
     if back is None or not (local.requires_grad and torch.is_grad_enabled()):
         return local
     return gradient_through(local, back)

@@ -5,10 +5,10 @@ exchange. Two things make them one:
 
 - A slice is a view of this rank's rows, and remembers its base (`Slice`). If a call aligns it with
   other cuts, the missing rows are read from the base, as a roll or a convolution reads them.
-- The reads of one tensor are remembered, with the reads before them. When a tensor is first read in
-  the same way, as in the next step of a loop, the box of all its reads is fetched at once, and
-  narrower reads are parts of it. The box is kept until it has been read as often as before. In a
-  first step each call fetches by itself.
+- The reads of one tensor are remembered, with the reads before them. In the next step of a loop a
+  tensor is first read in the same way. Then the box of all its reads is fetched at once, and
+  narrower reads are parts of it. The box is kept until it has been read as often as in the step
+  before. In a first step each call fetches by itself.
 
 A prediction decides only about exchanges: a call that finds no rows in the box fetches them itself.
 It follows from the reads of the program, which are the same on all ranks.

@@ -75,12 +75,12 @@ def _become(parameter: Any, laid: Callable[[Any], Tensor], now: str, call: str) 
     if grad is not None:
         new.grad = laid(grad)
         parameter.grad = None
-    hooks = _unhooked(parameter)
+    hooks = _take_hooks(parameter)
     _exchange(parameter, new)
     _take_attributes(new, parameter)
-    _hooked(parameter, hooks)
+    _put_hooks(parameter, hooks)
     for node in nodes:
-        node.register_prehook(partial(_left, tuple(parameter.shape), was, now, call))
+        node.register_prehook(partial(_refuse_graph, tuple(parameter.shape), was, now, call))
     lay_state_of(parameter)
     return parameter
 
@@ -147,7 +147,7 @@ def _old_nodes_of_plain(parameter: nn.Parameter, call: str) -> list[Any]:
         "mark before the first forward, or after loss.backward(); del loss, outputs")
 
 
-def _left(shape: tuple[int, ...], was: str, now: str, call: str, grads: Any) -> NoReturn:
+def _refuse_graph(shape: tuple[int, ...], was: str, now: str, call: str, grads: Any) -> NoReturn:
     """A hook of the old leaf: a graph that reaches it was recorded before the change."""
     raise UnsupportedOpError(
         "backward", f"a Parameter of shape {shape} was {was} when this graph was recorded, and "
@@ -159,7 +159,7 @@ def _left(shape: tuple[int, ...], was: str, now: str, call: str, grads: Any) -> 
 def take_along(old: Any, new: Any) -> None:
     """Move a user's attributes and hooks to the new tensor; hook handles still remove them."""
     _take_attributes(old, new)
-    _hooked(new, _unhooked(old))
+    _put_hooks(new, _take_hooks(old))
 
 
 def _take_attributes(old: torch.Tensor, new: torch.Tensor) -> None:
@@ -175,7 +175,7 @@ _REGISTER = {
 """Where torch keeps hooks of a tensor -> what registers one."""
 
 
-def _unhooked(tensor: Any) -> list[tuple[str, Any, dict[int, Any]]]:
+def _take_hooks(tensor: Any) -> list[tuple[str, Any, dict[int, Any]]]:
     """Take the hooks of a tensor off: for each place, the dict that their handles know, and the
     user's hooks by number."""
     held = tensor._local if type(tensor) is ShardTensor else tensor
@@ -190,7 +190,7 @@ def _unhooked(tensor: Any) -> list[tuple[str, Any, dict[int, Any]]]:
     return found
 
 
-def _hooked(tensor: Any, hooks: list[tuple[str, Any, dict[int, Any]]]) -> None:
+def _put_hooks(tensor: Any, hooks: list[tuple[str, Any, dict[int, Any]]]) -> None:
     """Put them on a tensor."""
     held = tensor._local if type(tensor) is ShardTensor else tensor
     requires_grad = tensor.requires_grad

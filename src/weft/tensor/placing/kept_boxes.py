@@ -24,7 +24,7 @@ from weft.transport.boxes import Move, joined, outside, part
 from weft.transport.nodes import transforms
 from weft.transport.transition import Transition
 
-__all__ = ["Seen", "offer", "taken_apart"]
+__all__ = ["SavedBox", "offer", "taken_apart"]
 
 _C: Any = torch._C
 
@@ -45,9 +45,7 @@ class KeptBox:
 
     __slots__ = ("borders", "key", "move", "shard", "strides", "version", "views")
 
-    def __init__(
-        self, shard: Tensor, move: Transition, views: Any = None, key: Any = None
-    ) -> None:
+    def __init__(self, shard: Tensor, move: Transition, views: Any, key: Any) -> None:
         self.shard, self.move, self.version = shard, move, shard._version
         self.views, self.key = None if views is None else ref(views), key
         self.borders: list[Tensor] | None = None
@@ -82,15 +80,15 @@ class KeptBox:
             return box.contiguous()
         return box.new_empty_strided(box.shape, self.strides).copy_(box)
 
-    def seen(self, box: Tensor, node: Any, name: str) -> None:
-        """A node has saved the box in this form: other calls find it there."""
+    def saved_by(self, box: Tensor, node: Any, name: str) -> None:
+        """A node has saved the box in this form, where other calls find it."""
         views: Any = None if self.views is None else self.views()
         if views is not None and self.key in views and views[self.key][2] is box:
-            views[self.key] = (*views[self.key][:2], Seen(node, name, self))
+            views[self.key] = (*views[self.key][:2], SavedBox(node, name, self))
 
 
-class Seen:
-    """A box that was taken apart, for other calls that read it: with the same node before it."""
+class SavedBox:
+    """A box that a node has saved apart. Other calls that read it get it with its own node."""
 
     __slots__ = ("kept", "name", "node")
 
@@ -134,7 +132,7 @@ def _take_apart(out: Any, box: Any, mine: KeptBox) -> None:
     if found is not None:
         node, name = found
         getattr(node, f"_raw{name}").register_hooks(mine.apart, mine.together)
-        mine.seen(box, node, name)
+        mine.saved_by(box, node, name)
 
 
 def _is_of_shard(box: Any, mine: KeptBox) -> bool:

@@ -14,6 +14,7 @@ from weft import propagate
 from weft.core import Cover, Layout
 from weft.core.units import nbytes_text
 from weft.errors import ShardTypeError, StrictError, message
+from weft.planner.geometry import largest
 from weft.rules import Decision, Rule
 from weft.tensor import modes
 
@@ -96,7 +97,7 @@ class LeftWhole:
 
     def _message(self, rule: str) -> str:
         names = ", ".join([repr(self.operand.mesh.axis_names[axis]) for axis in self.axes])
-        free = [dim for dim in self.dims if self._fits(dim)]
+        free = [dim for dim in self.dims if _can_take(self.operand, dim, self.axes)]
         fix = "a layout of which the op needs no sharded dim whole"
         if self.is_write:
             fix = f"write into a tensor that {names} shards: redistribute it before"
@@ -110,9 +111,6 @@ class LeftWhole:
             self.name, f"at {modes.source_line()} an operand {self.operand} is {moved} over "
             f"{names}, and the result {self.result} is left whole there: "
             f"{nbytes_text(self.nbytes)} on every rank", rule, [str(self.operand)], fix)
-
-    def _fits(self, dim: int) -> bool:
-        return _can_take(self.operand, dim, self.axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ def find_written(
     for layout in layouts:
         lost = tuple([axis for axis in axes if isinstance(layout.on(axis), int)])
         if lost:
-            nbytes = itemsize * _num_elements(target)
+            nbytes = itemsize * largest(target)
             return LeftWhole(name, layout, target, lost, nbytes, (), is_write=True)
     return None
 
@@ -176,7 +174,7 @@ def _wide_halo(
     """The operand of which ranks read more than twice what they hold; None where there is none."""
     for layout, cover in zip(layouts, reads):
         if cover is not None:
-            held, read = _num_elements(layout), cover.largest(layout)
+            held, read = largest(layout), cover.largest(layout)
             if read > 2 * held:
                 return WideHalo(name, layout, itemsize * held, itemsize * read)
     return None
@@ -197,13 +195,13 @@ def _left_whole(
     """
     if not results:
         return None
-    result = max(results, key=_num_elements)
+    result = max(results, key=largest)
     found: LeftWhole | None = None
     for source, target, dims in zip(sources, targets, free):
         axes = tuple([axis for axis in range(source.mesh.ndim)
                       if _is_lost(source, target, axis, dims) and result.on(axis) is None])
         if axes:
-            nbytes = itemsize * min(_num_elements(result), _num_elements(target))
+            nbytes = itemsize * min(largest(result), largest(target))
             if found is None or nbytes > found.nbytes:
                 found = LeftWhole(name, source, result, axes, nbytes, tuple(dims))
     return found
@@ -224,8 +222,3 @@ def _can_take(layout: Layout, dim: int, axes: Sequence[int]) -> bool:
     sizes = layout.mesh.axis_sizes
     shards = math.prod([sizes[axis] for axis in (*layout.dims[dim], *axes)])
     return not set(layout.dims[dim]) & set(axes) and layout.shape[dim] >= shards
-
-
-def _num_elements(layout: Layout) -> int:
-    """How many elements the largest shard has."""
-    return math.prod([max(layout.sizes_of(dim), default=0) for dim in range(layout.ndim)])

@@ -24,7 +24,7 @@ from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
 from weft.tensor.placing.freed import hold
 from weft.tensor.placing.halos import Halo, read
-from weft.tensor.placing.kept_boxes import Seen, offer
+from weft.tensor.placing.kept_boxes import SavedBox, offer
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.transitions import order_in_memory, transition_between
@@ -33,7 +33,7 @@ from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
 from weft.transport.facts import partial_axes, replicated
-from weft.transport.in_flight import InFlight, moved
+from weft.transport.in_flight import InFlight, moved_early
 from weft.transport.order import Order
 from weft.transport.transition import Transition
 
@@ -103,12 +103,12 @@ def move_operands(
         for _, transition in moves:
             modes.check_strict(call.name, transition)
     with traffic.label(call.name, call.why):
-        _enter_all(tensors, moves, locals_, call.keeps)
+        _move_all(tensors, moves, locals_, call.keeps)
     if call.reductions is not None:
         call.reductions.mark(tensors, moves, locals_)
 
 
-def _enter_all(
+def _move_all(
     tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any],
     keeps: bool,
 ) -> None:
@@ -124,7 +124,7 @@ def _enter_all(
         local = tensor._local if sharded else tensor
         if type(local) is Moved:
             local = unwrap_view(local)
-        if type(local) is InFlight and (part := moved(local, transition)) is not None:
+        if type(local) is InFlight and (part := moved_early(local, transition)) is not None:
             locals_[place] = part
             continue
         if not (grad_mode and local.requires_grad):
@@ -137,15 +137,15 @@ def _enter_all(
             views = tensor._memo
             if views is None:
                 views = tensor._memo = OperandCache()
-            found = views.terms.get(transition)
+            found = views.leaf_uses.get(transition)
             if found is not None:
-                term, seen = found
-                if term.operand is local and term.address == local.data_ptr():
+                use, seen = found
+                if use.operand is local and use.address == local.data_ptr():
                     locals_[place] = seen
                     if traffic.STATE.on:
-                        term.note = traffic.note()
+                        use.note = traffic.note()
                     continue
-                del views.terms[transition]  # only its graphs keep it alive
+                del views.leaf_uses[transition]  # only its graphs keep it alive
             key, state = transition, version_of(tensor)
             if transition.cover is not None:  # what a node has saved, a backward may free
                 state = state, _running_backward()
@@ -158,12 +158,12 @@ def _enter_all(
             key, state = (id(tensor), transition), (local._version, local.data_ptr())
         kept = views.get(key)
         if kept is not None and kept[0] is local and kept[1] == state:
-            locals_[place] = kept[2].box() if type(kept[2]) is Seen else kept[2]
+            locals_[place] = kept[2].box() if type(kept[2]) is SavedBox else kept[2]
             continue
         if not keeps and transition.cover is not None:
             locals_[place] = transition(local, read_only_use=True)
         elif sharded and (made := use_of(local, transition)) is not None:
-            views.put_term(transition, made)
+            views.keep_leaf_use(transition, made)
             locals_[place] = made[1]
         else:
             pending.append((place, transition, local, views, key, state))
@@ -250,29 +250,29 @@ def _forget_in_backward(views: OperandCache) -> None:
 class OperandCache(dict[Any, Any]):
     """The forms of a tensor that its uses needed.
 
-    `terms` are leaves of their own, and survive a backward (see `tensor.leaf_gradients`).
+    `leaf_uses` are leaves of their own, and survive a backward (see `tensor.leaf_gradients`).
     `was_reduced`, for a partial tensor: its local tensor and version when it was reduced, the
     reduced tensor (or its local tensor) and layout, and the scope (see `call.reduce_once`). `halo`:
     the reads of the tensor beyond its shards.
     """
 
-    __slots__ = ("__weakref__", "halo", "was_reduced", "terms")
+    __slots__ = ("__weakref__", "halo", "leaf_uses", "was_reduced")
 
     def __init__(self) -> None:
         self.was_reduced: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
-        self.terms: dict[Transition, tuple[LeafUse, torch.Tensor]] = {}
+        self.leaf_uses: dict[Transition, tuple[LeafUse, torch.Tensor]] = {}
         self.halo: Halo | None = None
 
     def clear(self) -> None:
         super().clear()
         self.was_reduced = self.halo = None
 
-    def put_term(self, transition: Transition, made: tuple[LeafUse, torch.Tensor]) -> None:
+    def keep_leaf_use(self, transition: Transition, made: tuple[LeafUse, torch.Tensor]) -> None:
         """Keep it for the next step, in place of the one of an equal transition: after a cache was
         full or cleared, transitions are made anew, and old ones are never looked up."""
-        for old in [one for one in self.terms if one.key == transition.key]:
-            del self.terms[old]  # only its graphs keep it alive
-        self.terms[transition] = made
+        for old in [one for one in self.leaf_uses if one.key == transition.key]:
+            del self.leaf_uses[old]  # only its graphs keep it alive
+        self.leaf_uses[transition] = made
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:

@@ -88,7 +88,7 @@ class _Move:
 
     def __init__(
         self, meta: Meta, device_mesh: Any, placements: Any,
-        dtypes: tuple[torch.dtype | None, torch.dtype | None], grad_placements: Any = None,
+        dtypes: tuple[torch.dtype | None, torch.dtype | None], grad_placements: Any,
     ) -> None:
         mesh = meta.mesh
         if device_mesh is None and placements is None:
@@ -171,13 +171,6 @@ def _dtypes(
     return forward, backward
 
 
-def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
-    """`out`; if it shares memory with `tensor`, the first write to either copies."""
-    if out._local is tensor._local or _shares(out._local, tensor._local):
-        return wrap(copied_on_write(out._local), out._meta)
-    return out
-
-
 def copied_on_write(local: torch.Tensor) -> torch.Tensor:
     """The same values; the first write to either copies.
 
@@ -200,9 +193,7 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def redistribute_to(
-    tensor: ShardTensor, layout: Layout, call: str = "redistribute"
-) -> ShardTensor:
+def redistribute_to(tensor: ShardTensor, layout: Layout, call: str = "redistribute") -> ShardTensor:
     """The tensor in a layout of its own mesh; may share memory. `call` names the request."""
     if tensor._meta.varying:
         fill(tensor)
@@ -269,13 +260,13 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
     """The transition from gradients of local tensors, in the user's placements, to the tensor's."""
     layout, mesh = meta.layout, meta.mesh
     seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
-    terms = facts.partial_axes(layout)
+    partial = facts.partial_axes(layout)
     due = gradient_layout(layout)
     means = facts.divisor(layout, due)
     if means == 1:
-        return transition_between(mesh, seen, due, terms, terms)
+        return transition_between(mesh, seen, due, partial, partial)
     # The placements are those of the value's gradient; a partial value of a mean has its share.
-    return Transition(mesh, seen, due, src_varying=terms, dst_varying=terms, scale=1 / means)
+    return Transition(mesh, seen, due, src_varying=partial, dst_varying=partial, scale=1 / means)
 
 
 def placed_gradients(
@@ -329,7 +320,9 @@ def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
         return tensor.item()  # raises: a rank outside the mesh does not know the value
     full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
     whole = redistribute_to(tensor, full, "full_tensor")
-    return to_local(_as_value(tensor, whole), grad_placements)
+    if _shares(whole._local, tensor._local):
+        whole = wrap(copied_on_write(whole._local), whole._meta)
+    return to_local(whole, grad_placements)
 
 
 def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:

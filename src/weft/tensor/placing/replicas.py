@@ -7,7 +7,6 @@ nothing is sent over a group. The name of a tensor comes from the modules on the
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from weft.comm import BoundMesh, CollectiveCall
 from weft.errors import CommunicationError
 from weft.tensor.meta import dense
+from weft.tensor.placing.agreed import digest_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.views.moved import unwrap_view
 
@@ -72,11 +72,9 @@ def _axes(tensor: torch.Tensor, mesh: BoundMesh) -> tuple[int, ...]:
 def _image(tensor: torch.Tensor, place: int) -> tuple[str, str]:
     """Its name, dtype and shape; its digest."""
     local = unwrap_view(tensor._local) if type(tensor) is ShardTensor else tensor
-    data = local.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    flat = data.view(torch.uint8).numpy().data if data.numel() else b""
     name = _name_of(tensor) or f"operand {place + 1}"
     text = f"{name}, {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    return text, hashlib.blake2b(flat, digest_size=4).hexdigest()
+    return text, digest_of(local)
 
 
 def _name_of(tensor: torch.Tensor) -> str:

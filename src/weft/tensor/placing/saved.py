@@ -92,7 +92,7 @@ def _restored(
 
 
 def _misplaced(layout: Layout, mesh: Mesh, written: int, rank: int, size: int) -> MeshError:
-    num_ranks = max(mesh.ranks or (mesh.size() - 1,)) + 1
+    _, num_ranks = mesh.rank_span
     fix = (
         "def whole(mesh): return torch.load(f\"{mesh.rank}.pt\").full_tensor()\n"
         f"full = weft.testing.run(whole, num_ranks={num_ranks})[0]\n"

@@ -163,6 +163,6 @@ def _what_is_shown(meta: Meta) -> str:
     box = ", ".join(f"{start}:{stop}" for start, stop in layout.box_at(mesh.here))
     if not over:
         return f"rank {mesh.rank} holds [{box}]:" if meta.shape else "the value:"
-    terms = " and ".join(f"{_KINDS[kind]} over {', '.join(axes)}" for kind, axes in over.items())
+    kinds = " and ".join(f"{_KINDS[kind]} over {', '.join(axes)}" for kind, axes in over.items())
     where = f", [{box}]" if meta.shape else ""
-    return f"rank {mesh.rank}'s partial value of {terms}{where}:"
+    return f"rank {mesh.rank}'s partial value of {kinds}{where}:"
