@@ -24,7 +24,7 @@ from weft.nn import layers, loading, optimizers, parameters, scans
 from weft.nn.groups import recompute
 from weft.tensor.call import compiled, dropped_arguments, func_transforms
 from weft.tensor.families.draws import distributions, initial
-from weft.tensor.grad import checkpoints, clipping, hooks, muon, torch_patches, tracers
+from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
 from weft.tensor.placing import freed, seeding, subclass
 from weft.tensor.takeover import replace
@@ -81,10 +81,6 @@ PATCHES = (
           "graph: refused."),
     Patch("torch.utils.checkpoint", "checkpoint.__wrapped__", recompute.checkpoint,
           "All ranks must recompute at the same moment, whatever each of them has saved."),
-    Patch("torch.utils.checkpoint._CheckpointFrame", "save_inputs", checkpoints.save_inputs,
-          "It saves local tensors, with their graph."),
-    Patch("torch.utils.checkpoint._CheckpointFrame", "get_inputs", checkpoints.get_inputs,
-          "It returns the saved tensors as ShardTensors."),
     Patch("torch.testing._comparison.TensorLikePair", "_to_tensor", torch_patches.to_tensor,
           "torch.testing.assert_close compares the global value."),
     Patch("torch._tensor_str", "_str", freed.text,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tests.cases import Case, bools, case, given, integers, positives, reals
+from tests.cases.reduction import AMINMAX_HAS_GRADIENT
 
 _INF, _NAN = torch.inf, torch.nan
 _UNSUMMED = ("r", "s0", "s0!", "s0?", "s0%", "s0.d", "s0.dt", "s0.td", "s0.dt!", "s0.td?")
@@ -135,8 +136,10 @@ PLACES: list[Case] = [
          grad=False, per_mesh=8),
     case("argmax_int32", lambda a: a.argmax(0), integers(9, high=3, dtype=torch.int32),
          grad=False),
-    case("aminmax", _pairs("aminmax"), _tied(5, 4), per_mesh=8),
-    case("aminmax_dim", _pairs("aminmax", dim=0), _tied(7, 3), per_mesh=8),
+    case("aminmax", _pairs("aminmax"), _tied(5, 4), per_mesh=8,
+         grad=AMINMAX_HAS_GRADIENT),
+    case("aminmax_dim", _pairs("aminmax", dim=0), _tied(7, 3), per_mesh=8,
+         grad=AMINMAX_HAS_GRADIENT),
 ]
 
 MOMENTS: list[Case] = [

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import _CheckpointFrame, checkpoint, set_checkpoint_early_stop
 
 import weft
 from weft import P
@@ -190,6 +190,29 @@ def test_two_backwards_of_one_graph() -> None:
     weft.testing.run(on_rank, mesh={"x": 3})
 
 
+def test_nested_and_named_arguments() -> None:
+    def product(factors: dict[str, Any], scale: float, *, w: Any) -> Any:
+        return (factors["x"] @ factors["v"]).tanh() @ w * scale
+
+    def loss(x: Any, v: Any, w: Any) -> Any:
+        out = checkpoint(product, {"x": x, "v": v}, 2.0, w=w, use_reentrant=False)
+        return out.square().sum()
+
+    plain = leaves()
+    loss(*plain).backward()
+
+    def on_rank(mesh: Any) -> None:
+        given = [
+            weft.distribute_tensor(one, mesh, where).detach().requires_grad_()
+            for one, where in zip(leaves(), (P(), P(None, "x"), P("x")))
+        ]
+        loss(*given).backward()
+        for mine, one in zip(given, plain):
+            torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_plain_checkpoints_are_torchs() -> None:
     """Mapped, and traced with fake tensors: nothing is saved beside what torch saves."""
     def program(x: Any) -> Any:
@@ -197,7 +220,8 @@ def test_plain_checkpoints_are_torchs() -> None:
             lambda a: (a @ a).sin() + a, x, use_reentrant=False, preserve_rng_state=False)
 
     x = torch.randn(2, 3, 3)
-    torch.testing.assert_close(torch.vmap(program)(x), (x @ x).sin() + x)
+    if hasattr(_CheckpointFrame, "save_inputs"):  # torch 2.11 maps no checkpoints
+        torch.testing.assert_close(torch.vmap(program)(x), (x @ x).sin() + x)
     with FakeTensorMode():
         fake = torch.randn(3, 3, requires_grad=True)
         program(fake).sum().backward()

@@ -45,7 +45,8 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
     "resize_as_": lambda x: x.resize_as_(x[:1]),
     "share_memory_": lambda x: x.share_memory_(),
     "share_memory_ of a module": lambda x: Weighted(x).share_memory(),
-    "const_data_ptr": lambda x: x.const_data_ptr(),
+    **({"const_data_ptr": lambda x: x.const_data_ptr()}
+       if hasattr(torch.Tensor, "const_data_ptr") else {}),  # torch 2.11 lacks it
     "nested": lambda x: torch.nested.as_nested_tensor([x, x]),
     "dlpack": lambda x: np.from_dlpack(x),
     "apply_": lambda x: x.apply_(lambda a: a + 1),

@@ -32,14 +32,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as torch_checkpoint
 
 from weft.core.scopes import setting
-from weft.errors import UnsupportedOpError
 from weft.tensor.call import reduce_once
 from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import REDUCTIONS, transforms, with_gradient
 
-__all__ = ["checkpoint", "get_inputs", "save_inputs"]
+__all__ = ["checkpoint"]
 
 _SAVE_NOTHING = frozenset({
     "AddBackward0", "SubBackward0", "TBackward0", "ToCopyBackward0", "TransposeBackward0",
@@ -66,14 +65,14 @@ def _tie(x: torch.Tensor) -> torch.Tensor:
 class _Anchor:
     """What was saved first, for the results of one checkpoint to request it once in a backward."""
 
-    def __init__(self, node: Any) -> None:
-        self.node, self.task = node, -1
+    def __init__(self, first: Any) -> None:
+        self.first, self.task = first, -1
 
     def request(self) -> None:
         task = _engine._current_graph_task_id()
         if task != self.task:
             self.task = task
-            _ = self.node.saved_tensors
+            _ = self.first.grad_fn.saved_tensors
 
 
 def _request(x: torch.Tensor, anchor: _Anchor) -> torch.Tensor:
@@ -90,9 +89,10 @@ def _request(x: torch.Tensor, anchor: _Anchor) -> torch.Tensor:
 
 
 def _saved(like: torch.Tensor) -> Any:
-    """The node of a tensor that is saved here, also where the function is without gradients."""
+    """A tensor whose node saves one here, also where the function is without gradients. Before
+    torch 2.13 a node lets go of what it saved when its tensor is gone."""
     with torch.enable_grad():
-        return _tie(like.detach().requires_grad_()).grad_fn
+        return _tie(like.detach().requires_grad_())
 
 
 class _Kept:
@@ -171,7 +171,7 @@ class _End:
         return self.is_recomputed
 
     def results(self, out: Any, first: Any | None) -> Any:
-        """The results as the checkpoint returns them; `first` is the node that has saved first."""
+        """The results as the checkpoint returns them; what `first` is from saved first."""
         tensors = [
             one for one in flatten(out)
             if type(one) is ShardTensor and one.requires_grad and not one.is_leaf
@@ -226,45 +226,38 @@ class _End:
 
 
 def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.utils.checkpoint.checkpoint`."""
-    if kwargs.get("use_reentrant") is not False or transforms() is not None:
+    """`torch.utils.checkpoint.checkpoint`: torch saves the local tensors, with their graph."""
+    if kwargs.get("use_reentrant") is not False:
         return original(function, *args, **kwargs)
-    given_shards = is_sharded(args, kwargs)
-    if given_shards and not hasattr(torch_checkpoint._CheckpointFrame, "save_inputs"):
-        raise _needs_frames([one.sharding for one in flatten(args) if type(one) is ShardTensor])
+    metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    saved = [_Kept(arg) if is_sharded(arg) and meta is None else local_of(arg)
+             for arg, meta in zip(args, metas)]
+    named = {key: kwargs.pop(key) for key in tuple(kwargs) if is_sharded(kwargs[key])}
+    of_forward = [args]
+
+    def given(*saved: Any, **more: Any) -> Any:
+        again = of_forward.pop() if of_forward else map(_as_given, saved, metas)
+        return function(*again, **more, **named)
+
+    if transforms() is not None:
+        return original(given, *saved, **kwargs)
     asked = torch_checkpoint._enable_checkpoint_early_stop
     stops_early = kwargs.get("early_stop", True) if asked is None else asked
-    end = _End(given_shards and stops_early)
+    end = _End(is_sharded(args, named) and stops_early)
 
-    def run(*given: Any, **named: Any) -> Any:
+    def run(*saved: Any, **more: Any) -> Any:
         if not torch.is_grad_enabled():
-            return function(*given, **named)
+            return given(*saved, **more)
         first = _saved(_NOTHING) if end.stops_early else None
         with reduce_once.scope(), end.running(), end.keeping():
-            out = function(*given, **named)
+            out = given(*saved, **more)
         return end.results(out, first)
 
-    return original(run, *args, **kwargs)
+    return original(run, *saved, **kwargs)
 
 
-def _needs_frames(layouts: Sequence[Any]) -> UnsupportedOpError:
-    """Torch 2.11 saves the inputs by a Function of its own, and compares other tensors."""
-    return UnsupportedOpError(
-        "checkpoint(use_reentrant=False)", f"torch {torch.__version__} saves inputs by a "
-        "Function, which sees local tensors", "checkpoints without reentrance take "
-        "ShardTensors from torch 2.13 on", list(map(str, layouts)),
-        "checkpoint(function, x, use_reentrant=True)    # or a newer torch")
-
-
-def save_inputs(original: Any, frame: Any, *args: Any) -> None:
-    """Checkpoint without reentrance: save the local tensors, with their graph."""
-    frame.metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
-    original(frame, *map(local_of, args))
-
-
-def get_inputs(original: Any, frame: Any) -> list[Any]:
-    """What `save_inputs` has saved, as ShardTensors again."""
-    return [
-        arg if meta is None else wrap(arg, meta.replace(requires_grad=arg.requires_grad))
-        for arg, meta in zip(original(frame), frame.metas)
-    ]
+def _as_given(saved: Any, meta: Any) -> Any:
+    """An argument, from what torch has saved: the local tensor, or nested arguments as they are."""
+    if meta is None:
+        return saved.saved if type(saved) is _Kept else saved
+    return wrap(saved, meta.replace(requires_grad=saved.requires_grad))
