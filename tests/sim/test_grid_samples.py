@@ -202,7 +202,7 @@ def test_bytes_and_memory_of_a_warp() -> None:
         with weft.explain() as log, peak_memory(image, points) as memory:
             F.grid_sample(image, points, *how, align_corners=False).sum().backward()
         totals = {name: sum(event.nbytes for event in log.events if event.collective == name)
-                  for name in ("AllToAll", "all_gather")}
+                  for name in ("AllToAll", "AllGather")}
         return totals, memory.peak
 
     with peak_memory(x, near) as one:
@@ -217,7 +217,7 @@ def test_bytes_and_memory_of_a_warp() -> None:
     got = weft.testing.run(lambda mesh: on_rank(mesh, far), mesh={"x": 4})
     assert [found["AllToAll"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4
-    assert {found["all_gather"] for found, _ in got} == {3 * 2 * 8}
+    assert {found["AllGather"] for found, _ in got} == {3 * 2 * 8}
 
 
 @pytest.mark.parametrize("pad", ["zeros", "reflection"])

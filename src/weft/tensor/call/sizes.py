@@ -246,7 +246,7 @@ class Sizes:
             else:
                 mesh = mesh or _mesh_of(tensors)
                 shape, layout = one.shape, layout_of(one, mesh)
-            if 0 in shape and self.wants_grad:
+            if self.wants_grad and (0 in shape or layout.has_empty_shards):
                 return None  # edges may have to be anchored, or views to be replayed
             shapes.append(shape)
             layouts.append(layout)
@@ -272,8 +272,7 @@ class Sizes:
             return  # lengths that they are parts of would have to be others, too
         mesh = _mesh_of(tensors)
         layouts = [layout_of(one, mesh) for one in tensors]
-        assert mesh.here is not None
-        if any(0 in layout.local_shape_at(mesh.here) for layout in (*self.layouts, *layouts)):
+        if any(one.has_empty_shards or 0 in one.shape for one in (*self.layouts, *layouts)):
             return  # edges may have to be anchored
         groups: dict[tuple[int, int], set[Change]] = {}
         for change in self._changed(layouts):
