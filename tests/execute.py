@@ -20,7 +20,7 @@ def execute(
     A rank outside the mesh gets its (empty) argument back. Between two meshes, a rank outside the
     target's mesh gets an empty tensor. `copy`: never share memory with `local`.
     """
-    program, local = compile_plan(plan, mesh, target), local.detach()
+    program, local = compile_plan(plan, mesh, target or mesh), local.detach()
     text = f"{plan.src} -> {plan.dst}"
     with _DisableAutocast(), traffic.moving(text):
         program.report(text, local.element_size())

@@ -257,7 +257,7 @@ def test_what_a_first_call_finds_out_is_not_saved() -> None:
         return checkpoint(F.linear_cross_entropy, x, w, classes, use_reentrant=False)
 
     plain = [one.clone().requires_grad_() for one in (x, w)]
-    loss(*plain, classes).backward()
+    loss(*plain, classes=classes).backward()
 
     def on_rank(mesh: Any) -> None:
         mine, weight = (weft.distribute_tensor(one, mesh, where).detach().requires_grad_()

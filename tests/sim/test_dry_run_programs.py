@@ -385,7 +385,8 @@ def test_lengths_and_bins_that_data_decide() -> None:
         assert z.conj().data.shape == z.conj().imag.data.shape == z.shape
         x = torch.randn(10, 8, 5, requires_grad=True)
         targets = torch.randint(1, 5, (8, 4))
-        F.ctc_loss(x.log_softmax(2), targets, [10] * 8, target_lengths=[4] * 8).backward()
+        lengths: Any = [10] * 8, [4] * 8
+        F.ctc_loss(x.log_softmax(2), targets, *lengths).backward()
         assert x.grad is not None
 
     weft.dry_run(program, {"dp": 4}, steps=None)

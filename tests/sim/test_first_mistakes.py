@@ -125,7 +125,7 @@ def test_modes_that_no_with_enters_say_so() -> None:
         warnings.simplefilter("error")
         with weft.strict(), weft.explain() as log:
             assert not log.events
-        assert weft.strict()(lambda: 3)() == 3
+        assert weft.strict()(lambda: 3)() == 3  # type: ignore[operator]
 
 
 def test_a_picture_has_two_dims() -> None:

@@ -24,12 +24,12 @@ TABLES: dict[str, Any] = {
 }
 
 
-def made() -> nn.Module:
+def made() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 3)).double()
 
 
-def served(model: nn.Module, x: Any) -> list[Tensor]:
+def served(model: Any, x: Any) -> list[Tensor]:
     """Results before and after weights were loaded, written in place and through `.data`."""
     results = [model(x), model(x)]
     model.load_state_dict({key: one * 2 for key, one in model.state_dict().items()})
@@ -68,7 +68,7 @@ def test_a_module_that_is_made_in_inference_mode(name: str) -> None:
 @torch.inference_mode()
 def test_materialize_in_inference_mode(mesh: Any) -> None:
     with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+        model: Any = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
     weft.distribute_module(model, mesh, shardings={"*": P("dp")})
     torch.manual_seed(0)
     weft.nn.materialize(model)

@@ -24,11 +24,12 @@ def test_attention(trial: Trial) -> None:
 def test_few_samples_with_one_head_of_keys_stay(mesh: Any, more: dict[str, Any]) -> None:
     """A rank without samples has nothing to do: no rank needs what another holds."""
     torch.manual_seed(0)
+    attention: Any = F.scaled_dot_product_attention
     plain = [torch.randn(2, heads, 5, width).double().requires_grad_()
              for heads, width in ((4, 3), (1, 3), (1, 2))]
     mine = [weft.distribute_tensor(one.detach(), mesh, P("dp")).requires_grad_() for one in plain]
     with weft.explain() as log:
-        out, due = (F.scaled_dot_product_attention(*some, **more) for some in (mine, plain))
+        out, due = (attention(*some, **more) for some in (mine, plain))
         out.square().sum().backward()
     due.square().sum().backward()
     assert all(event.op == "backward" for event in log.events), log.events  # the loss

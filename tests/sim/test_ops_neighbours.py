@@ -75,10 +75,11 @@ def test_segments_that_do_not_fit(lengths: list[int], said: str) -> None:
 @pytest.mark.parametrize("reduce", ["amax", "amin"])
 def test_extrema_of_segments_by_their_other_names(reduce: str) -> None:
     full, lengths = torch.tensor([3.0, -1.0, 4.0, 1.0, -5.0, 9.0]), torch.tensor([2, 1, 3])
+    ways: Any = {}, {"initial": 0.5}
 
     def on_rank(mesh: Any) -> None:
         x = weft.distribute_tensor(full, mesh, P("x"))
-        for options in ({}, {"initial": 0.5}):
+        for options in ways:
             due = torch.segment_reduce(full, reduce, lengths=lengths, **options)
             found = torch.segment_reduce(x, reduce, lengths=lengths, **options)
             assert torch.equal(found.full_tensor(), due)

@@ -77,7 +77,8 @@ def test_losses_of_ctc_that_are_read_before_their_backward() -> None:
     """A replicated value shares memory with `full_tensor` until either is written to."""
     def program(mesh: Any) -> None:
         scores = weft.ones(4, 2, 3, mesh=mesh, spec=P()).requires_grad_()
-        each = F.ctc_loss(scores, torch.ones(2, 1).long(), [4, 3], [1, 1], reduction="none")
+        lengths: Any = [4, 3], [1, 1]
+        each = F.ctc_loss(scores, torch.ones(2, 1).long(), *lengths, reduction="none")
         assert each.full_tensor().shape == (2,)
         each.sum().backward()
         assert scores.grad is not None

@@ -191,7 +191,7 @@ def test_writes_to_unsafe_pieces_are_those_of_torch(split: Any, written: int) ->
         base = x * 1
         tensors = [base, *split(base)]
         tensors[written].mul_(10)
-        loss = sum((one * one).sum() * place for place, one in enumerate(tensors, 1))
+        loss: Any = sum((one * one).sum() * place for place, one in enumerate(tensors, 1))
         return tensors, torch.autograd.grad(loss, x)[0]
 
     x = torch.arange(10.0).view(5, 2)

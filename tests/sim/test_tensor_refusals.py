@@ -20,6 +20,8 @@ import weft
 from weft import P, Replicate, ShardTensor, UnsupportedOpError
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 32
+REPLICATE: Any = [Replicate()]
+NO_MESH: Any = Any
 
 
 class Weighted(nn.Module):
@@ -76,9 +78,9 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "jit.trace_module": lambda x: torch.jit.trace_module(Weighted(x), {"forward": (X.clone(),)}),
     "jit.trace_module input": lambda x: torch.jit.trace_module(Weighted(X), {"forward": (x,)}),
     "export": lambda x: torch.export.export(Weighted(X), (x,)),
-    "DTensor.from_local": lambda x: DTensor.from_local(x, None, [Replicate()]),
-    "torch's distribute_tensor": lambda x: distribute_tensor(x, None, [Replicate()]),
-    "context_parallel": lambda x: context_parallel(Any, buffers=[x], buffer_seq_dims=[0]),
+    "DTensor.from_local": lambda x: DTensor.from_local(x, None, REPLICATE),
+    "torch's distribute_tensor": lambda x: distribute_tensor(x, None, REPLICATE),
+    "context_parallel": lambda x: context_parallel(NO_MESH, buffers=[x], buffer_seq_dims=[0]),
     "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
     "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
 }

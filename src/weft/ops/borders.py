@@ -191,7 +191,7 @@ def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of sharded dims each place is picked from the box, which a circular pad leaves as it is."""
     fetched = {at.dim: at for at in boxed.dims if at.box}
     rest = list(call.args[1])
-    picks: list[tuple[int, Tensor]] = []
+    picks: list[tuple[int, Any]] = []
     for dim, at in fetched.items():
         back = 2 * (len(call.tensors[0].shape) - 1 - dim)
         rest[back : back + 2] = 0, 0

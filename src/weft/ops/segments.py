@@ -88,7 +88,9 @@ _ALSO = {"amax": "max", "amin": "min"}
 
 def _own(shards: Shards, x: Tensor, told: Tensor | None) -> Tensor | None:
     """The rows of lengths or offsets that are about this rank's batches."""
-    for dim in range(told.dim() - 1 if told is not None else 0):
+    if told is None:
+        return None
+    for dim in range(told.dim() - 1):
         if told.shape[dim] != x.shape[dim]:
             told = told.narrow(dim, shards.starts[dim], x.shape[dim])
     return told

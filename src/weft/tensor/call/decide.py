@@ -226,6 +226,7 @@ class Builder:
         if self.grad and decision.keeps and local is not None and any(decision.reads):
             local = taken_apart(local)
         if any(decision.folds):
+            assert local is not None, "a box of partial values comes of a local op of its own"
             local = tying(local) if self.is_idle else local  # its sum is a node
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
