@@ -59,7 +59,11 @@ class Flights:
 def test_values_are_the_same_and_few_are_under_way(
     monkeypatch: pytest.MonkeyPatch, num_ranks: int, most: int
 ) -> None:
-    flights = Flights(Communicator.start_all_reduce)
+    start = Communicator.start_all_reduce
+    flights = Flights(start)
+    monkeypatch.setattr(  # which is waited for at once
+        Communicator, "all_reduce",
+        lambda comm, x, kind, own=False: start(comm, x, kind, own)())
     monkeypatch.setattr(
         Communicator, "start_all_reduce",
         lambda comm, x, kind, own=False: flights(comm, x, kind, own))
@@ -80,9 +84,8 @@ def test_values_are_the_same_and_few_are_under_way(
     for found in weft.testing.run(on_rank, num_ranks, {"dp": num_ranks}):
         torch.testing.assert_close(found, [one.grad for one in net.parameters()])
     # The last block's bias; the third block; the shared weight and the second's bias. The first
-    # block's input wants no gradient: it is reduced at the end, with the loss. Without barriers
-    # everything is.
-    assert flights.said == [6, 42, 42, 42 + 1] * 2 + [6 + 3 * 42 + 1]
+    # block's input wants no gradient: it is reduced at the end.
+    assert flights.said == [6, 42, 42] * 2
     assert flights.most == most and flights.now == 0
 
 
