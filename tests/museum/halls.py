@@ -130,6 +130,7 @@ def _start(runs: list[Run], system: str, rank: int, num: int, folder: Path) -> i
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
+    torch.set_num_threads(1)  # a forked process lacks the threads of OpenMP
     if system == "DTensor":
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank,
                                 world_size=num)
