@@ -453,9 +453,33 @@ def test_a_spec_that_does_not_fit_names_its_parameter_before_anything_is_replace
     assert type(module.weight) is nn.Parameter
 
 
+def test_a_star_means_all_parameters() -> None:
+    """No group gathers buffers; those that are named are sharded, and those of a module that has
+    nothing else. A batch norm's statistics are those of one process."""
+    x = torch.randn(6, 4, dtype=torch.float64)
+    plain: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).double()
+    due: Any = copy.deepcopy(plain)
+    due(x).square().sum().backward()
+
+    def on_rank(mesh: Any) -> tuple[Any, ...]:
+        made: Any = weft.distribute_module(copy.deepcopy(plain), mesh, shardings={
+            "*.running_var": P("dp"), "*": P("dp")})
+        made(weft.distribute_tensor(x, mesh, P("dp"))).square().sum().backward()
+        torch.testing.assert_close(made[0].weight.grad.full_tensor(), due[0].weight.grad)
+        norm = nn.BatchNorm1d(4, affine=False)
+        alone: Any = weft.distribute_module(norm, mesh, shardings={"*": P("dp")})
+        return (*[(one.full_tensor(), one.spec) for one in (
+            made[1].weight, made[1].running_mean, made[1].running_var)], alone.running_mean.spec)
+
+    for weight, mean, var, alone in weft.testing.run(on_rank, mesh={"dp": 3}):
+        assert (weight[1], mean[1], var[1], alone) == (P("dp"), P(), P("dp"), P("dp"))
+        torch.testing.assert_close(mean[0], due[1].running_mean)
+        torch.testing.assert_close(var[0], due[1].running_var)
+
+
 @ranks(dp=3)
 def test_a_wildcard_replicates_what_has_no_dims(mesh: Any) -> None:
-    norm = weft.distribute_module(nn.BatchNorm1d(6), mesh, shardings={"*": P("dp")})
+    norm = weft.distribute_module(nn.BatchNorm1d(6), mesh, shardings={"?*": P("dp")})
     assert norm.weight.sharding.dims == ((0,),)
     assert norm.num_batches_tracked.sharding.dims == ()
     with pytest.raises(weft.PlacementError, match="1 entries"):

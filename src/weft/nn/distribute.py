@@ -86,9 +86,9 @@ def distribute_module(
         output_fn: `output_fn(module, outputs, mesh)`, a forward hook.
         shardings: ordered map from a glob pattern of parameter or buffer names (`*` also matches
             dots) to a P, placements or a Layout, or from a pattern of module names to a ready-made
-            sharding (such as `ColwiseParallel`). The first pattern that matches counts; tensors
-            that no pattern matches are replicated, and so is what has no dims, unless it is named
-            in full.
+            sharding (such as `ColwiseParallel`). The first pattern that matches counts; `"*"` means
+            all parameters, and buffers only of a module that has no parameters. Tensors that no
+            pattern matches are replicated, and so is what has no dims, unless it is named in full.
         activations: ordered map from a glob pattern of module names to the spec that the module's
             output is resharded to, or to a `PrepareModuleInput` or `PrepareModuleOutput`. If one
             pattern matches modules that contain each other, it applies to the outermost.

@@ -3,6 +3,9 @@
 Patterns are globs of full names, in which `*` also matches dots. The first pattern that matches a
 name counts. A tensor with several names has one layout; all of its names that some
 pattern matches must agree on it.
+
+Of a module with parameters, `*` means these alone: no group gathers buffers (frequencies, masks,
+running statistics), so each use would.
 """
 
 from __future__ import annotations
@@ -65,9 +68,16 @@ def as_patterns(argument: str, given: Any) -> dict[str, Any]:
 def layouts_of(tensors: Sequence[Named], shardings: Mapping[str, Any], mesh: Mesh) -> list[Matched]:
     """The layout for each tensor. Specs that do not fit are all told of in notes of one error."""
     found, failed = [], []
+    of_buffers = shardings
+    if any(named.is_parameter for named in tensors):
+        of_buffers = {
+            pattern: spec for pattern, spec in shardings.items()
+            if pattern != "*" or isinstance(spec, Style)
+        }
     for named in tensors:
+        meant = shardings if named.is_parameter else of_buffers
         try:
-            found.append(_layout(named, shardings, mesh))
+            found.append(_layout(named, meant, mesh))
         except WeftError as error:
             error.add_note(f"  in distribute_module, for {', '.join(named.names)}")
             failed.append(error)
