@@ -60,3 +60,25 @@ def test_weights_of_classes_have_no_gradient_as_in_torch() -> None:
         return "raised"
 
     assert weft.testing.run(on_rank, 3, {"x": 3}) == ["raised"] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_of_sharded_classes_in_narrow_floats(dtype: torch.dtype) -> None:
+    """Logarithms of their probabilities are taken in float32, and weights follow."""
+    torch.manual_seed(0)
+    scores, target = torch.randn(6, 8).to(dtype), torch.arange(6)
+    weight = torch.rand(8).to(dtype)
+
+    def on_rank(mesh: Any) -> tuple[Tensor, Tensor]:
+        x = weft.distribute_tensor(scores, mesh, weft.P(None, "x")).detach().requires_grad_()
+        loss = F.cross_entropy(x, target, weft.distribute_tensor(weight, mesh, weft.P("x")))
+        loss.backward()
+        assert x.grad is not None and loss.dtype is dtype
+        return loss.full_tensor().detach(), x.grad.full_tensor()
+
+    x = scores.clone().requires_grad_()
+    loss = F.cross_entropy(x, target, weight)
+    loss.backward()
+    for found, grad in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(found, loss.detach())
+        torch.testing.assert_close(grad, x.grad, atol=2e-3, rtol=2e-2)

@@ -167,6 +167,8 @@ def _picked(
         return logp.sum(dim)
     inside, places = _inside(shards, target, length, ignore_index, dim)
     mine = torch.where(inside, places, -1)
+    if weight is not None:
+        weight = weight.to(logp.dtype)  # logarithms of narrow floats are wide
     return torch.ops.aten.nll_loss_nd(logp, mine, weight, _NONE, -1)
 
 
