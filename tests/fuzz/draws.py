@@ -146,6 +146,8 @@ def _checkpoint(
         return ""
     if way == "inner":  # computed again with the module's weights, not with those of the call
         return ""
+    if way == "penalty" and "spectral" in kinds:
+        return ""  # torch recomputes for each derivative, and each time it iterates the vectors
     ways = ["", "", "other"]
     if way not in ("penalty", "retained"):
         ways += ["reentrant", *["selective"] * (not {"written", "lstm", "gru"} & {*kinds})]

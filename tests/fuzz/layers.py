@@ -178,7 +178,8 @@ class _Groups(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.groups, self.square = nn.GroupNorm(2, width, 0.1), nn.RMSNorm(width, 0.1)
+        num = 1 if width == 2 else 2  # torch refuses groups of one value
+        self.groups, self.square = nn.GroupNorm(num, width, 0.1), nn.RMSNorm(width, 0.1)
 
     def forward(self, x: Any) -> Any:
         return self.square(self.groups(x.transpose(1, 2)).transpose(1, 2))
