@@ -51,7 +51,13 @@ if TYPE_CHECKING:
     from weft.interop import from_dtensor, to_dtensor
     from weft.local import collectives, local_map
     from weft.nn import distribute_module, linear_scan, reshard, zigzag
-    from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
+    from weft.own import (
+        op_by_op,
+        register_handler,
+        register_rule,
+        unregister_handler,
+        unregister_rule,
+    )
     from weft.planner import Link, Links, plan, set_links
     from weft.plotting import plot
     from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
@@ -72,6 +78,7 @@ if TYPE_CHECKING:
         randn,
         randperm,
         scatter_tensor,
+        sharded_factories,
         strict,
         to_callback,
         warn_if_whole,
@@ -81,16 +88,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS", "P", "BoundMesh", "CommunicationError", "Compute", "DryRun", "Layout", "LayoutError",
-    "Link", "Links", "Mesh", "MeshError", "ModuleError", "Partial", "Placement", "PlacementError",
-    "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
-    "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear",
-    "cache_info", "collectives", "current_mesh", "debug", "distribute_module", "distribute_tensor",
-    "dry_classes", "dry_run", "empty", "explain", "fork_rng", "from_callback", "from_dtensor",
-    "full", "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed",
-    "measure_compute", "measure_links", "ones", "plan", "plot", "rand", "randint", "randn",
-    "randperm", "register_handler", "register_rule", "reshard", "rng_state", "scatter_tensor",
-    "set_links", "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor",
-    "trace", "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
+    "Link", "Links", "Mesh", "MeshError", "ModuleError", "Partial", "Placement",
+    "PlacementError", "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError",
+    "StridedShard", "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh",
+    "cache_clear", "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
+    "distribute_tensor", "dry_classes", "dry_run", "empty", "explain", "fork_rng", "from_callback",
+    "from_dtensor", "full", "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed",
+    "measure_compute", "measure_links", "ones", "op_by_op", "plan", "plot", "rand", "randint",
+    "randn", "randperm", "register_handler", "register_rule", "reshard", "rng_state",
+    "scatter_tensor", "set_links", "set_rng_state", "sharded_factories", "show", "spmd", "strict",
+    "testing", "to_callback", "to_dtensor", "trace", "unregister_handler", "unregister_rule",
+    "warn_if_whole", "zeros", "zigzag",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

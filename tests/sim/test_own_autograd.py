@@ -6,6 +6,7 @@ The same programs run without a rule, on full tensors.
 from __future__ import annotations
 
 import warnings
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -358,6 +359,18 @@ def test_functions_without_rules(program: Any, way: str) -> None:
     agree(program, way)
 
 
+@pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
+def test_functions_op_by_op(program: Any, way: str) -> None:
+    functions = [op for op, *_ in RULES]
+    for one in functions:
+        weft.op_by_op(one)
+    try:
+        agree(program, way)
+    finally:
+        for one in functions:
+            weft.op_by_op(one, False)
+
+
 @pytest.mark.parametrize("case", RULES, ids=lambda case: case[0].__name__)
 def test_the_rules_are_right(case: Any) -> None:
     op, pattern, options = case
@@ -394,3 +407,58 @@ def test_a_large_operand_of_a_function_without_a_rule_is_told() -> None:
         assert len(told) == 1
     finally:
         weft.warn_if_whole(before)
+
+
+def test_a_function_op_by_op_stays_sharded() -> None:
+    @weft.op_by_op
+    class Round(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad
+
+    def program(mesh: Any) -> Any:
+        x = weft.ones(8, 4, mesh=mesh, placements=weft.P("x"), requires_grad=True)
+        freed = x * 2
+        kept = weakref.ref(freed)
+        with weft.strict():
+            out = Round.apply(freed)
+            del freed
+            out.sum().backward()
+        return str(out.sharding), kept() is None, x.grad.full_tensor().unique().tolist()
+
+    try:
+        assert weft.testing.run(program, mesh={"x": 2}) == [("[8@x, 4]", True, [2.0])] * 2
+    finally:
+        weft.op_by_op(Round, False)
+
+
+@pytest.mark.parametrize("given", [Rows.apply, torch.exp, nn.ReLU, 3])
+def test_only_a_function_class_runs_op_by_op(given: Any) -> None:
+    with pytest.raises(weft.ShardTypeError, match=r"(?s)op_by_op.*weft.op_by_op\(TheFunction\)"):
+        weft.op_by_op(given)
+
+
+def test_too_few_gradients_are_torchs_error() -> None:
+    @weft.op_by_op
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+            return x + y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad
+
+    def program(mesh: Any) -> Any:
+        x = weft.ones(8, 4, mesh=mesh, placements=weft.P("x"), requires_grad=True)
+        with pytest.raises(RuntimeError, match="incorrect number of gradients"):
+            Sum.apply(x, x).sum().backward()
+
+    try:
+        weft.testing.run(program, mesh={"x": 2})
+    finally:
+        weft.op_by_op(Sum, False)

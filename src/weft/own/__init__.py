@@ -2,6 +2,7 @@
 
 from weft.own.check import check_rule
 from weft.own.register import (
+    op_by_op,
     register_handler,
     register_rule,
     unregister_handler,
@@ -9,5 +10,6 @@ from weft.own.register import (
 )
 
 __all__ = [
-    "check_rule", "register_handler", "register_rule", "unregister_handler", "unregister_rule",
+    "check_rule", "op_by_op", "register_handler", "register_rule", "unregister_handler",
+    "unregister_rule",
 ]

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+import torch
+
 from weft import rules
 from weft.errors import PlacementError, ShardTypeError
 from weft.own.check import check_rule
@@ -13,10 +15,13 @@ from weft.own.targets import known, overloads_of, own_of
 from weft.rules import OwnRule, Pattern, parse
 from weft.tensor.call import dispatch
 from weft.tensor.call.own.functions import OWN, Own, keys_of
+from weft.tensor.grad.torch_patches import OP_BY_OP
 from weft.tensor.meta import forget_recipes
 from weft.tensor.trace.calls import facts
 
-__all__ = ["register_handler", "register_rule", "unregister_handler", "unregister_rule"]
+__all__ = [
+    "op_by_op", "register_handler", "register_rule", "unregister_handler", "unregister_rule",
+]
 
 
 def register_rule(
@@ -143,6 +148,34 @@ def register_handler(op: Any, handler: Any = None) -> Any:
     own = own_of(op, f"register_handler({_text(op)}, ...)")
     _set_handler(own, handler)
     return handler
+
+
+def op_by_op(function: Any, enabled: bool = True) -> Any:
+    """Run an `autograd.Function` on ShardTensors, where its code consists of torch's operations.
+
+    `weft.op_by_op(TheFunction)`, or as a decorator of the class. By default weft cannot know what
+    its code does, and passes full tensors. With this, forward and backward get ShardTensors, and
+    each operation in them keeps its operands sharded as it does elsewhere. A rule or a handler of
+    the Function comes first.
+
+    Args:
+        function: a subclass of `autograd.Function`.
+        enabled: False goes back to full tensors.
+
+    Returns:
+        `function`.
+
+    Raises:
+        ShardTypeError: anything else.
+    """
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+        raise ShardTypeError(
+            f"op_by_op({_text(function)})", f"it is given a {type(function).__name__}",
+            "a subclass of torch.autograd.Function is told to run on ShardTensors; other code "
+            "made of torch's operations does by itself", [type(function).__name__],
+            "weft.op_by_op(TheFunction)    # the class, not what apply returned")
+    (OP_BY_OP.add if enabled else OP_BY_OP.discard)(function)
+    return function
 
 
 def unregister_handler(op: Any) -> None:

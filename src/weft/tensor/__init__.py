@@ -13,6 +13,7 @@ from weft.tensor.placing import construct, in_place, redistribute, saved, subcla
 from weft.tensor.placing.callback import from_callback, to_callback
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
+from weft.tensor.placing.factories import sharded_factories
 from weft.tensor.placing.freed import hold
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.left_whole import warn_if_whole
@@ -23,7 +24,7 @@ from weft.tensor.shard_tensor import ShardTensor
 __all__ = [
     "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
     "explain", "from_callback", "full", "ones", "rand", "randint", "randn", "randperm",
-    "scatter_tensor", "strict", "to_callback", "warn_if_whole", "zeros",
+    "scatter_tensor", "sharded_factories", "strict", "to_callback", "warn_if_whole", "zeros",
 ]
 
 hooks.add = keys.add

@@ -277,7 +277,8 @@ def _in_order(
 
 _NEITHER = "the index is neither a block nor a mask"
 _INTO_PLAIN = "it writes to a plain tensor, which holds every element on every rank"
-_FIX_PLAIN = "a sharded target: torch.zeros_like(x), x.new_empty(...), torch.stack([x, ...])"
+_FIX_PLAIN = ("a sharded target: torch.zeros_like(x), x.new_empty(...), torch.stack([x, ...])\n"
+              "with weft.sharded_factories(): around code that makes the target itself")
 
 
 def _by_fallback(function: Any, *args: Any, reason: str = _NEITHER, fix: str = FIX) -> Any:

@@ -15,14 +15,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from weft.errors import UnsupportedOpError
+from weft.core import P
 from weft.tensor.call import fallback
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.func_transforms import is_mapping, through_torch
@@ -36,18 +36,21 @@ from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value
 from weft.tensor.placing.values import like_dense
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor, now_requires_grad, wrap
 from weft.tensor.takeover import class_method_of
 from weft.tensor.torch_collectives import Mixing, on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import outside_maps
 
 __all__ = [
-    "apply", "backward", "grad", "increment_version", "on_full_tensors", "plain_apply", "to_dlpack",
-    "to_tensor",
+    "OP_BY_OP", "apply", "backward", "grad", "increment_version", "on_full_tensors", "plain_apply",
+    "to_dlpack", "to_tensor",
 ]
 
 _APPLY = class_method_of(Function, "apply")
+
+OP_BY_OP = weakref.WeakSet[Any]([CheckpointFunction])
+"""Functions whose forward and backward run on ShardTensors."""
 
 
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,8 +91,8 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
         raise refusal(cls, [one.sharding for one in flatten(args) if type(one) is ShardTensor])
     if cls is BackwardHookFunction:
         return _hooked(args)
-    if cls is CheckpointFunction:
-        return _global_view(cls, args, args)
+    if cls in OP_BY_OP:
+        return _global_view(cls, args, args if cls is CheckpointFunction else shown)
     metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
     mixing = mesh_of(f"{cls.__name__}.apply", metas).cache.setdefault("mixing", weakref.WeakSet())
     if cls not in mixing:
@@ -147,7 +150,8 @@ def plain_apply(cls: Any) -> Callable[..., Any]:
     return partial(_APPLY, cls)
 
 
-_RULE = 'weft.register_rule(TheFunction, "... -> ...")'
+_RULE = ("weft.op_by_op(TheFunction), if its forward and backward consist of torch's operations\n"
+         'weft.register_rule(TheFunction, "... -> ...")')
 
 
 def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,6 +232,7 @@ class _Context:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
         self.non_differentiable: tuple[Any, ...] = ()
+        self.dirty: tuple[Any, ...] = ()
         self.materialize_grads = True
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -236,53 +241,96 @@ class _Context:
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.non_differentiable = tensors
 
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty = tensors
+
     def set_materialize_grads(self, value: bool) -> None:
         self.materialize_grads = value
 
-    def mark_dirty(self, *tensors: Any) -> NoReturn:
-        raise UnsupportedOpError(
-            "ctx.mark_dirty", f"{len(tensors)} ShardTensors are marked as changed",
-            "a Function in the global view returns new tensors", [], "x.clone() first")
-
 
 class _GlobalView(Function):
-    """Runs another Function's forward and backward on ShardTensors."""
+    """Runs another Function's forward and backward on ShardTensors.
+
+    torch saves the local tensors, with their graph, and checks that nothing was written to them.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, cls: Any, args: Any, shown: Any, seen: dict[str, Any], *locals_: Any
     ) -> Any:
-        ctx.cls, ctx.args = cls, args
-        ctx.user = _Context(tuple(
+        ctx.cls, ctx.num_args = cls, len(args)  # and no operand: it need not save them
+        ctx.operands = [
+            (at, arg._meta if type(arg) is ShardTensor else None) for at, arg in enumerate(args)
+            if isinstance(arg, torch.Tensor)
+        ]
+        ctx.user = user = _Context(tuple(
             isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
         ))
         if cls.setup_context is Function.setup_context:
-            out = cls.forward(ctx.user, *shown)
+            out = cls.forward(user, *shown)
         else:
             out = cls.forward(*shown)
-            cls.setup_context(ctx.user, shown, out)
+            cls.setup_context(user, shown, out)
         seen["single"] = isinstance(out, torch.Tensor)
         outs = (out,) if seen["single"] else tuple(out)
-        ctx.metas = seen["metas"] = [
-            one._meta if type(one) is ShardTensor else None for one in outs
-        ]
-        ctx.mark_non_differentiable(*map(local_of, ctx.user.non_differentiable))
-        ctx.set_materialize_grads(ctx.user.materialize_grads)
+        ctx.metas = seen["metas"] = _metas(outs)
+        ctx.known = [*map(_to_know, user.saved_tensors)]
+        ctx.save_for_backward(*map(_to_save, user.saved_tensors))
+        ctx.mark_dirty(*map(local_of, user.dirty))
+        ctx.mark_non_differentiable(*map(local_of, user.non_differentiable))
+        ctx.set_materialize_grads(user.materialize_grads)
+        user.saved_tensors = user.dirty = user.non_differentiable = ()
         return tuple(local_of(one) if isinstance(one, torch.Tensor) else one for one in outs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        wrapped = _wrapped(grads, ctx.metas)
-        back = ctx.cls.backward(ctx.user, *wrapped)
+        user = ctx.user
+        user.saved_tensors = tuple(map(_known_as, ctx.saved_tensors, ctx.known))
+        try:
+            back = ctx.cls.backward(user, *_wrapped(grads, ctx.metas))
+        finally:
+            user.saved_tensors = ()
         back = back if isinstance(back, tuple) else (back,)
-        found = []
-        for arg, grad in zip(ctx.args, back):
-            if not isinstance(arg, torch.Tensor):
-                continue
-            if grad is not None and type(arg) is ShardTensor:
-                grad = autograd.local_cotangent(arg._meta, grad)
-            found.append(None if grad is None else local_of(grad))
+        if len(back) < ctx.num_args:
+            raise RuntimeError(
+                f"function {ctx.cls.__name__}Backward returned an incorrect number of gradients "
+                f"(expected {ctx.num_args}, got {len(back)})")
+        found = [
+            _gradient(back[at], meta)
+            if user.needs_input_grad[at] and back[at] is not None else None
+            for at, meta in ctx.operands
+        ]
         return (None, None, None, None, *found)
+
+
+def _metas(tensors: Any) -> list[Meta | None]:
+    return [one._meta if type(one) is ShardTensor else None for one in tensors]
+
+
+def _to_know(one: Any) -> Any:
+    """What a saved tensor is known by beside its local one: its meta; or it itself if it is a leaf,
+    by which a backward may ask for gradients, or gathered."""
+    if type(one) is not ShardTensor:
+        return None
+    return one if one._meta.varying or (one.requires_grad and one.is_leaf) else one._meta
+
+
+def _to_save(one: Any) -> Any:
+    """Not the memory of a parameter that is gathered, which is freed."""
+    return None if type(one) is ShardTensor and one._meta.varying else local_of(one)
+
+
+def _known_as(local: Any, known: Any) -> Any:
+    if known is None or type(known) is ShardTensor:
+        return local if known is None else known
+    return wrap(local, known.replace(requires_grad=local.requires_grad))
+
+
+def _gradient(grad: Any, meta: Meta | None) -> torch.Tensor:
+    """What torch gets for the gradient of an operand: of a plain one, all of it."""
+    if meta is not None:
+        return autograd.local_cotangent(meta, grad)
+    return local_of(as_value(grad.redistribute(placements=P())) if is_sharded(grad) else grad)
 
 
 def _calls_modules(given: Any) -> bool:
@@ -303,10 +351,17 @@ def _calls_modules(given: Any) -> bool:
 
 def _global_view(cls: Any, args: Any, shown: Any) -> Any:
     seen: dict[str, Any] = {}
-    locals_ = [local_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
-    outs = _APPLY(_GlobalView, cls, args, shown, seen, *locals_)
-    wrapped = tuple(
-        out if meta is None else wrap(out, meta.replace(requires_grad=out.requires_grad))
-        for out, meta in zip(outs, seen["metas"])
-    )
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    outs = _APPLY(_GlobalView, cls, args, shown, seen, *map(local_of, tensors))
+    written = {id(one._local): one for one in tensors if type(one) is ShardTensor}
+
+    def known(out: Any, meta: Meta | None) -> Any:
+        if id(out) not in written:
+            return _known_as(out, meta)
+        same = written[id(out)]
+        if out.requires_grad and not same._meta.requires_grad:
+            now_requires_grad(same)
+        return same
+
+    wrapped = tuple(map(known, outs, seen["metas"]))
     return wrapped[0] if seen["single"] else wrapped

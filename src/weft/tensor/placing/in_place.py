@@ -34,7 +34,9 @@ from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
 
 __all__ = [
-    "become_plain", "become_sharded", "install", "lay_state_of", "refuse_kinds", "take_along"]
+    "become_plain", "become_sharded", "exchange", "install", "lay_state_of", "refuse_kinds",
+    "take_along",
+]
 
 
 def become_sharded(
@@ -76,7 +78,7 @@ def _become(parameter: Any, laid: Callable[[Any], Tensor], now: str, call: str) 
         new.grad = laid(grad)
         parameter.grad = None
     hooks = _take_hooks(parameter)
-    _exchange(parameter, new)
+    exchange(parameter, new)
     _take_attributes(new, parameter)
     _put_hooks(parameter, hooks)
     for node in nodes:
@@ -90,7 +92,8 @@ def lay_state_of(parameter: Any) -> None:
     _BECAME.mark(parameter)
 
 
-def _exchange(one: Any, other: Any) -> None:
+def exchange(one: Any, other: Any) -> None:
+    """Make each of two tensors the other one; names and references stay."""
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)  # type: ignore[attr-defined]
