@@ -411,3 +411,22 @@ def test_packed_sequences() -> None:
             nn.utils.rnn.pad_packed_sequence(packed, total_length=4)
 
     weft.dry_run(program, {"dp": 4}, steps=None)
+
+
+@pytest.mark.parametrize("index, spec", [
+    (slice(0, 32), P("x")), (3, P(None)), ((slice(None), 3), P("x")), (..., P("x")),
+], ids=str)
+def test_a_write_takes_no_memory_of_the_whole(index: Any, spec: P) -> None:
+    def program(mesh: Any) -> Any:
+        x = weft.ones(64, 128, mesh=mesh, placements=P("x"))
+        shape = torch.empty(64, 128, device="meta")[index].shape
+        x[index] = weft.ones(shape, mesh=mesh, placements=spec)
+        return x
+
+    def measured(mesh: Any) -> int:
+        with peak_memory() as real:
+            program(mesh)
+        return real.peak
+
+    for rank, due in enumerate(weft.testing.run(measured, mesh={"x": 4})):
+        assert weft.dry_run(program, {"x": 4}, rank=rank).memory.peak == due

@@ -205,6 +205,18 @@ def test_strict_allows_it_and_nothing_is_sent() -> None:
     assert ranks(program) == [0] * 4
 
 
+def test_a_dry_run_follows_too() -> None:
+    def program(mesh: Any) -> None:
+        x = weft.ones(64, 4096, mesh=mesh, placements=P("x"))
+        with weft.sharded_factories():
+            out = torch.empty(16, *x.shape)
+            for at in range(16):
+                out[at] = x
+
+    report = weft.dry_run(program, {"x": 64})
+    assert report.log.nbytes == 0 and report.memory.peak < 18 * 4096 * 4
+
+
 def fourier(x: Any, weights: Any, modes: int) -> Tensor:
     """A Fourier layer as its authors write it."""
     spectrum = torch.fft.rfft2(x)

@@ -72,7 +72,7 @@ def check_cast(
 ) -> None:
     """Raise torch's error if the dtype of the result of `local` cannot be cast to that of the
     target."""
-    with torch.no_grad():
+    with torch.no_grad(), unwatched():
         found = local(*fill(op.args, metas), **fill(op.kwargs, metas))
     if not torch.can_cast(found.dtype, wanted):
         raise RuntimeError(f"result type {_words(found.dtype)} can't be cast to the desired "

@@ -24,6 +24,7 @@ from weft.tensor.families import masks
 from weft.tensor.members import hooks
 from weft.tensor.meta import expanded_dims
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.capture import shape_at
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.inverse import OVERLAP
 from weft.tensor.views.moved import unwrap_view
@@ -177,8 +178,7 @@ def _as_tensor(value: Any, like: Tensor) -> Tensor:
 
 
 def _set_block(tensor: Any, items: tuple[Any, ...], value: Any) -> None:
-    meta = torch.empty(tensor.shape, device="meta")
-    shape = meta[items].shape  # raises what torch raises
+    shape = shape_at(tensor.shape, items)
     view = tensor[_as_slices(items, tensor.shape)]
     if not isinstance(value, Tensor):
         if view.numel() and expanded_dims(view):
@@ -224,11 +224,10 @@ def _as_slices(items: tuple[Any, ...], shape: torch.Size) -> tuple[slice, ...]:
 
 def _set_at(tensor: Any, items: Sequence[Any], value: Tensor) -> None:
     """A write at integers: slices and new dims are views, single integers indices as others."""
-    meta = torch.empty(tensor.shape, device="meta")
-    shape = meta[tuple([
+    shape = shape_at(tensor.shape, tuple([
         torch.empty(item.shape, dtype=torch.int64, device="meta")
         if isinstance(item, Tensor) else item for item in items
-    ])].shape
+    ]))
     lead = value.dim() - len(shape)
     if lead > 0:
         value = value.reshape(value.shape[lead:])

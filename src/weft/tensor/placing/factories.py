@@ -25,6 +25,7 @@ from weft.tensor.placing.construct import full
 from weft.tensor.placing.in_place import exchange
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import written_by
+from weft.tensor.trace.capture import shape_at
 from weft.tensor.trace.trees import leaves
 from weft.transport.nodes import transforms, with_gradient
 
@@ -41,8 +42,7 @@ _KNOWN = frozenset((
         "device", "dtype", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad",
         "shape")),
     *(getattr(torch.Tensor, name) for name in (
-        "__len__", "dim", "is_complex", "is_contiguous", "is_floating_point", "ndimension", "numel",
-        "size", "stride")),
+        "__len__", "dim", "is_complex", "is_floating_point", "ndimension", "numel", "size")),
 ))
 """What can be asked before there are data."""
 
@@ -184,9 +184,8 @@ def _is_block(index: Any) -> bool:
 
 def _block_of(base: Unplaced, index: Any, by: Callable[..., Any] | None = None) -> torch.Tensor:
     """`base[index]`, or all of it by another function."""
-    here = torch.empty(base.shape, device="meta")[index]
     out: Any = _make_wrapper(
-        Unplaced, here.shape, here.stride(), dtype=base.dtype, device=base.device)
+        Unplaced, shape_at(base.shape, index), dtype=base.dtype, device=base.device)
     make = partial(_get_item, base, index) if by is None else partial(by, base)
     out._wait = _Wait(make, block_in=(base, index))
     base._wait.blocks.append(weakref.ref(out))
@@ -236,7 +235,7 @@ def _followed(
         values = leaves(given, ShardTensor) if _is_block(index) else []
     if not values:
         return None
-    block = torch.empty(target.shape, device="meta")[index].shape
+    block = shape_at(target.shape, index)
     dims = _dims_of(target.shape, index)
     while target._wait.block_in is not None:
         target, index = target._wait.block_in
@@ -244,7 +243,8 @@ def _followed(
     values.sort(key=lambda value: value.ndim != len(dims))
     for value in values:
         layout = _laid_as(value._meta.layout, block, target.shape, dims)
-        if layout is not None and value.device.type == target.device.type:
+        is_there = value.is_meta or value.device.type == target.device.type  # meta: in a dry run
+        if layout is not None and is_there:
             return value._meta.mesh, layout
     return None
 

@@ -35,7 +35,7 @@ from weft.tensor.trace.trees import Slot, flatten, map_tensors
 
 __all__ = [
     "NotCapturable", "Op", "Trace", "as_autocast", "asks_for_grad", "capture", "check_dense",
-    "meta_like", "reshaped", "unsaved", "unseen_meta", "unwatched",
+    "meta_like", "reshaped", "shape_at", "unsaved", "unseen_meta", "unwatched",
     "with_defaults",
 ]
 
@@ -386,6 +386,12 @@ def unseen_meta(
     """A meta tensor that others' TorchDispatchModes do not see made."""
     with unwatched():
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def shape_at(shape: Sequence[int], index: Any) -> torch.Size:
+    """The shape of `x[index]`, with torch's errors; others' TorchDispatchModes see nothing."""
+    with unwatched():
+        return torch.empty(tuple(shape), device="meta")[index].shape
 
 
 @cache
