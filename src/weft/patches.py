@@ -59,8 +59,9 @@ _AS_DTENSOR = "x.to_dtensor(), which copies nothing; x.redistribute(...) for ano
 
 PATCHES = (
     Patch("torch.autograd.Function", "apply", torch_patches.apply,
-          "It would save the wrapper, which has no graph. A user's Function gets full tensors, or "
-          "follows the rule that was registered for it."),
+          "It would save the wrapper, which has no graph. A user's Function follows the rule that "
+          "was registered for it, runs op by op if it consists of torch's operations, or gets full "
+          "tensors."),
     Patch("torch.autograd", "backward", torch_patches.backward,
           "The engine runs over local graphs; gradients of replicated leaves are reduced when it "
           "is done, also where the loss is a plain tensor."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import re
 import shlex
 from dataclasses import dataclass
@@ -39,9 +40,11 @@ def blocks(page: str) -> list[Block]:
 def outputs(found: list[Block], name: str) -> list[str]:
     """What the programs print, one after the other in one namespace."""
     names: dict[str, object] = {"__name__": "__main__"}
-    printed = []
+    printed, source = [], ""
     for block in found:
         # Blank lines before the program let error messages name the page's own lines.
+        source += "\n" * (block.line - 1 - source.count("\n")) + block.program
+        linecache.cache[name] = len(source), None, source.splitlines(True), name
         code = compile("\n" * (block.line - 1) + block.program, name, "exec")
         with contextlib.redirect_stdout(io.StringIO()) as output:
             exec(code, names)

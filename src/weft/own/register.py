@@ -150,17 +150,17 @@ def register_handler(op: Any, handler: Any = None) -> Any:
     return handler
 
 
-def op_by_op(function: Any, enabled: bool = True) -> Any:
-    """Run an `autograd.Function` on ShardTensors, where its code consists of torch's operations.
+def op_by_op(function: Any, enabled: bool | None = True) -> Any:
+    """Say whether an `autograd.Function` runs on ShardTensors, one operation after the other.
 
-    `weft.op_by_op(TheFunction)`, or as a decorator of the class. By default weft cannot know what
-    its code does, and passes full tensors. With this, forward and backward get ShardTensors, and
-    each operation in them keeps its operands sharded as it does elsewhere. A rule or a handler of
-    the Function comes first.
+    `weft.op_by_op(TheFunction)`, or as a decorator of the class. weft reads the source of a
+    Function without a rule. If its forward and backward consist of torch's operations, they run on
+    ShardTensors, as other PyTorch code does; else they get full tensors. Say it of a Function that
+    weft cannot read to the end: it calls what it is given, or code that draws on other packages.
 
     Args:
         function: a subclass of `autograd.Function`.
-        enabled: False goes back to full tensors.
+        enabled: True, or False for full tensors; None leaves it to the source again.
 
     Returns:
         `function`.
@@ -174,7 +174,10 @@ def op_by_op(function: Any, enabled: bool = True) -> Any:
             "a subclass of torch.autograd.Function is told to run on ShardTensors; other code "
             "made of torch's operations does by itself", [type(function).__name__],
             "weft.op_by_op(TheFunction)    # the class, not what apply returned")
-    (OP_BY_OP.add if enabled else OP_BY_OP.discard)(function)
+    if enabled is None:
+        OP_BY_OP.pop(function, None)
+    else:
+        OP_BY_OP[function] = enabled
     return function
 
 

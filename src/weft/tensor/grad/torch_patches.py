@@ -2,15 +2,16 @@
 module backward hooks.
 
 torch's own would see the wrapper, which has no graph, and silently lose gradients (`weft.patches`
-gives a reason for each). A user's Function gets full tensors unless it has a rule. One that uses
-ShardTensors beside its arguments, as solvers by adjoints and reversible layers use those of a
-module, keeps the global view, as torch's own checkpoint and module backward hooks do: its forward
-stops at the first such use, and begins again.
+gives a reason for each). A user's Function without a rule gets full tensors, unless it consists of
+torch's operations: then it keeps the global view, as torch's own checkpoint does. So does one that
+uses ShardTensors beside its arguments, as solvers by adjoints and reversible layers use those of a
+module: its forward stops at the first such use, and begins again.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,11 +31,13 @@ from weft.tensor.call.own.functions import OWN, is_sharded
 from weft.tensor.call.own.outside import OutsideMesh
 from weft.tensor.grad import autograd
 from weft.tensor.grad.anomaly import refuse_nan_check
+from weft.tensor.grad.torch_code import is_torch_code
 from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value
+from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, now_requires_grad, wrap
 from weft.tensor.takeover import class_method_of
@@ -49,8 +52,8 @@ __all__ = [
 
 _APPLY = class_method_of(Function, "apply")
 
-OP_BY_OP = weakref.WeakSet[Any]([CheckpointFunction])
-"""Functions whose forward and backward run on ShardTensors."""
+OP_BY_OP = weakref.WeakKeyDictionary[Any, bool]()
+"""Functions of which somebody has said whether forward and backward run on ShardTensors."""
 
 
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +76,31 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
+def _gathered_weights(args: Any) -> Any:
+    """The arguments; small ones are gathered over axes that shard another dim of the largest, as
+    weights are that are sharded as their batch. Their gradients are reduced once, at the end."""
+    largest = max([arg for arg in args if type(arg) is ShardTensor], key=torch.numel, default=None)
+    if largest is None:  # they are in a list
+        return args
+    mine = largest.sharding
+    num_shards = math.prod([mine.mesh.axis_sizes[axis] for axis in mine.sharded_axes])
+
+    def gathered(arg: Any) -> Any:
+        if type(arg) is not ShardTensor or arg.numel() * num_shards > largest.numel() or (
+            arg.device_mesh != largest.device_mesh
+        ):
+            return arg
+        layout, first = arg.sharding, mine.ndim - arg.ndim
+        beside = [(None, ())] * -first + [*zip(mine.shape, mine.dims)][max(first, 0) :]
+        dims = [
+            dim for dim, one in enumerate(zip(layout.shape, layout.dims))
+            if {*one[1]} & {*mine.sharded_axes} and one != beside[dim]
+        ]
+        return arg.redistribute(placements=layout.gathered(dims)) if dims else arg
+
+    return tuple(map(gathered, args))
+
+
 def _mapped(original: Any, cls: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
     """A Function in a mapped function: by its batching rule, whose call on ShardTensors comes back
     here; without a gradient its forward is ordinary code, if torch may map that."""
@@ -91,8 +119,12 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
         raise refusal(cls, [one.sharding for one in flatten(args) if type(one) is ShardTensor])
     if cls is BackwardHookFunction:
         return _hooked(args)
-    if cls in OP_BY_OP:
-        return _global_view(cls, args, args if cls is CheckpointFunction else shown)
+    if cls is CheckpointFunction:
+        return _global_view(cls, args, args)
+    said = OP_BY_OP.get(cls)
+    if is_torch_code(cls) if said is None else said:
+        args = _gathered_weights(args)
+        return _global_view(cls, args, args)
     metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
     mixing = mesh_of(f"{cls.__name__}.apply", metas).cache.setdefault("mixing", weakref.WeakSet())
     if cls not in mixing:
@@ -273,6 +305,8 @@ class _GlobalView(Function):
             cls.setup_context(user, shown, out)
         seen["single"] = isinstance(out, torch.Tensor)
         outs = (out,) if seen["single"] else tuple(out)
+        if any(user.needs_input_grad):
+            outs, user.saved_tensors = _with_gradients(outs, user)
         ctx.metas = seen["metas"] = _metas(outs)
         ctx.known = [*map(_to_know, user.saved_tensors)]
         ctx.save_for_backward(*map(_to_save, user.saved_tensors))
@@ -301,6 +335,23 @@ class _GlobalView(Function):
             for at, meta in ctx.operands
         ]
         return (None, None, None, None, *found)
+
+
+def _with_gradients(outs: Any, user: _Context) -> tuple[Any, Any]:
+    """Results, and what was saved of them, in layouts that can have gradients: not partial by max
+    or min."""
+    fixed = {id(one) for one in user.non_differentiable}
+
+    def reduced(one: Any) -> Any:
+        if type(one) is not ShardTensor or id(one) in fixed or not one.is_floating_point():
+            return one
+        layout = one.sharding
+        axes = [axis for axis, kind in enumerate(layout.partial) if kind in ("max", "min")]
+        return redistribute_to(one, layout.without_partial(axes)) if axes else one
+
+    known = {id(one): reduced(one) for one in outs}
+    saved = [known.get(id(one), one) for one in user.saved_tensors]
+    return tuple([known[id(one)] for one in outs]), tuple(saved)
 
 
 def _metas(tensors: Any) -> list[Meta | None]:

@@ -1,0 +1,192 @@
+"""Which autograd.Functions are known to consist of torch's operations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, einsum
+from torch.autograd.function import once_differentiable
+
+import weft
+from tests.cases.own import Product
+from tests.sim.test_own_autograd import Both, Rows
+from weft import P
+from weft.tensor.grad.torch_code import is_torch_code
+
+SCALE, DTYPES = 2.0, (torch.float32, torch.float64)
+
+
+def _silu(x: Tensor, by: float = SCALE) -> Tensor:
+    return x * torch.sigmoid(x * by)
+
+
+def _to_numpy(x: Tensor) -> Any:
+    return x.detach().numpy()
+
+
+class Calls(torch.autograd.Function):
+    """Functions of torch by several names, numbers, and code of the user's that is made of them."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor, w: Tensor | None, at: Any = (..., 0)) -> Any:
+        if w is None or x.dtype not in DTYPES:
+            raise ValueError(f"no weight for {x.dtype}")
+        ctx.shape, ctx.at, total = x.shape, at, 0.0
+        ctx.save_for_backward(x, w)
+        for row in range(min(len(x), 3)):
+            total = total + F.gelu(x[row]) * math.sqrt(row)
+        rows = [_silu(one) for one in x.unbind(0)]
+        return torch.stack(rows) + einsum("i,i->", w, w), total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, of_total: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        with torch.no_grad():
+            out = torch.zeros(ctx.shape, dtype=grad.dtype)
+            out[ctx.at] = grad[ctx.at] * x[ctx.at]
+        return out, torch.linalg.norm(w) * grad.sum() if ctx.needs_input_grad[1] else None, None
+
+
+class Applies(torch.autograd.Function):
+    """Another Function, which is asked itself; with a context of its own."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return Product.apply(x, w)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad @ w.T, x.T @ grad
+
+
+@pytest.mark.parametrize("cls", [Calls, Applies, Product, Rows, Both], ids=lambda cls: cls.__name__)
+def test_code_of_torchs_operations(cls: Any) -> None:
+    assert is_torch_code(cls) and is_torch_code(cls)
+
+
+def _numpy(ctx: Any, x: Any) -> Any:
+    return torch.from_numpy(np.sin(x.numpy()))
+
+
+def _calls_what_it_is_given(ctx: Any, function: Any, x: Any) -> Any:
+    return function(x)
+
+
+def _calls_what_it_has_kept(ctx: Any, x: Any) -> Any:
+    return ctx.layer(x)
+
+
+def _calls_what_it_has_put_down(ctx: Any, x: Any) -> Any:
+    layer = ctx.layer
+    return layer(x)
+
+
+def _method_of_what_it_has_kept(ctx: Any, x: Any) -> Any:
+    return ctx.layer.forward(x)
+
+
+def _kernel(ctx: Any, x: Any) -> Any:
+    return torch.ops.package.kernel(x)
+
+
+def _address(ctx: Any, x: Any) -> Any:
+    return x * x.data_ptr()
+
+
+def _indirectly(ctx: Any, x: Any) -> Any:
+    return torch.as_tensor(_to_numpy(x))
+
+
+def _by_code(ctx: Any, x: Any) -> Any:
+    return (lambda one: one * 2)(x)
+
+
+def _imports(ctx: Any, x: Any) -> Any:
+    import numpy  # noqa: PLC0415
+
+    return x + numpy.pi
+
+
+def _by_name(ctx: Any, x: Any) -> Any:
+    return getattr(x, "numpy")()  # noqa: B009
+
+
+def _keeps(ctx: Any, x: Any) -> Any:
+    global SCALE
+    SCALE = 3.0
+    return x
+
+
+def _marks(ctx: Any, x: Any) -> Any:
+    x.mark = 1
+    return x * 1
+
+
+@pytest.mark.parametrize("forward", [
+    _numpy, _calls_what_it_is_given, _calls_what_it_has_kept, _calls_what_it_has_put_down,
+    _method_of_what_it_has_kept, _kernel, _address, _indirectly, _by_code, _imports, _by_name,
+    _keeps, _marks, torch.exp, eval("lambda ctx, x: x * 2"),
+], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_other_code_is_opaque(forward: Any, part: str) -> None:
+    parts = {"forward": Product.forward, "backward": Product.backward, part: forward}
+    methods = {name: staticmethod(function) for name, function in parts.items()}
+    assert not is_torch_code(type("Opaque", (torch.autograd.Function,), methods))
+
+
+class Greatest(torch.autograd.Function):
+    """Its result is partial by max where rows are cut, and is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        out = x.amax(0)
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        x, out = ctx.saved_tensors
+        return (x == out) * grad
+
+
+def test_a_result_that_is_partial_by_max_is_reduced() -> None:
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    x.amax(0).square().sum().backward()
+
+    def program(mesh: Any) -> Any:
+        mine: Any = weft.distribute_tensor(x.detach(), mesh, P("x")).requires_grad_()
+        Greatest.apply(mine).square().sum().backward()
+        return mine.grad.full_tensor()
+
+    for grad in weft.testing.run(program, mesh={"x": 3}):
+        torch.testing.assert_close(grad, x.grad)
+
+
+def test_a_weight_that_is_sharded_as_its_batch_is_gathered_once() -> None:
+    x = torch.randn(24, 8, dtype=torch.float64)
+    w = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
+    Product.apply(x, w).square().sum().backward()
+
+    def program(mesh: Any) -> Any:
+        mine: Any = weft.distribute_tensor(w.detach(), mesh, P("x")).requires_grad_()
+        data: Any = weft.distribute_tensor(x, mesh, P("x")).requires_grad_()
+        with weft.explain() as log:
+            Product.apply(data, mine).square().sum().backward()
+        collectives = [event.collective for event in log.events if event.nbytes > 8]
+        return str(mine.grad.sharding), mine.grad.full_tensor(), collectives
+
+    for layout, grad, collectives in weft.testing.run(program, mesh={"x": 2}):
+        torch.testing.assert_close(grad, w.grad)
+        assert layout == "[8@x, 4]" and collectives == ["AllGather", "AllReduce"]
