@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,29 @@ class Calls(torch.autograd.Function):
         return out, torch.linalg.norm(w) * grad.sum() if ctx.needs_input_grad[1] else None, None
 
 
+def _swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    _scripted = torch.jit.script(_swish)
+
+
+class Scripted(torch.autograd.Function):
+    """A function that torch.jit.script has compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return _scripted(x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        x, = ctx.saved_tensors
+        return grad * _scripted(x)  # type: ignore[no-any-return]
+
+
 class Applies(torch.autograd.Function):
     """Another Function, which is asked itself; with a context of its own."""
 
@@ -71,7 +95,8 @@ class Applies(torch.autograd.Function):
         return grad @ w.T, x.T @ grad
 
 
-@pytest.mark.parametrize("cls", [Calls, Applies, Product, Rows, Both], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls", [Calls, Scripted, Applies, Product, Rows, Both], ids=lambda cls: cls.__name__)
 def test_code_of_torchs_operations(cls: Any) -> None:
     assert is_torch_code(cls) and is_torch_code(cls)
 

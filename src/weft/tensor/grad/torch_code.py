@@ -29,7 +29,7 @@ _KNOWN = weakref.WeakKeyDictionary[Any, bool]()
 _ROOMS = (torch, torch.nn.functional, torch.fft, torch.linalg, torch.special)
 """Of whose public names calls are operations."""
 
-_MODULES = (*_ROOMS, torch.nn, torch.autograd, torch.amp, math)
+_MODULES = (*_ROOMS, torch.nn, torch.autograd, torch.amp, torch.jit, math)
 
 _NOT_OPERATIONS = frozenset((
     "as_tensor", "asarray", "compile", "frombuffer", "from_dlpack", "from_file", "from_numpy",
@@ -95,7 +95,7 @@ def _is_torch_code(cls: Any) -> bool:
 
 def _read(function: Any, has_context: bool, seen: set[Any]) -> None:
     """Raise _Opaque unless a function consists of torch's operations."""
-    function = inspect.unwrap(function)
+    function = inspect.unwrap(getattr(function, "_torchdynamo_inline", function))  # scripted ones
     if function in seen:
         return
     seen.add(function)
@@ -140,8 +140,9 @@ class _Reader:
 
     def read(self) -> None:
         for one in self.source.decorator_list:
-            if self.value(one.func if isinstance(one, ast.Call) else one) is not staticmethod:
-                self.check_call(self.value(one.func if isinstance(one, ast.Call) else one))
+            decorator = self.value(one.func if isinstance(one, ast.Call) else one)
+            if not _is_in(decorator, (staticmethod, torch.jit.script)):
+                self.check_call(decorator)
         for default in (*self.source.args.defaults, *self.source.args.kw_defaults):
             if default is not None:
                 self.visit(default)
