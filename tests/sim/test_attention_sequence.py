@@ -285,6 +285,16 @@ def test_heads_move_where_that_is_less() -> None:
     assert received(plain, tensors, {"x": 4}, *specs) == [(4 * share, 4 * share)] * 4
 
 
+def test_a_mask_of_each_head_does_not_move() -> None:
+    """A part of its rows is as large as a head of it, but is not the same: blocks move instead."""
+    tensors = operands(4, length=64, width=4)
+    mask = torch.linspace(-1, 1, 4 * 64 * 64, dtype=torch.float64).view(1, 4, 64, 64)
+    block = 2 * 4 * 16 * (4 + 4) * 8
+    specs = [ON_SEQUENCE] * 4
+    found = received(plain, [*tensors, mask], {"x": 4}, *specs)
+    assert found == [(3 * block, 6 * block)] * 4
+
+
 @pytest.mark.parametrize("keys", [8, 4096])
 def test_a_token_of_decoding_moves_no_keys(keys: int) -> None:
     """Of each head, the largest score, the sum and 4 numbers, to all of 4 ranks and back."""

@@ -65,14 +65,18 @@ class ByHeads:
 
     def nbytes(self, itemsize: int) -> float:
         """What a rank receives: of queries, keys, values and of the result."""
-        num = math.prod([self.layouts[0].mesh.axis_sizes[axis] for axis in self.axes])
-        shares = [_share(layout) for layout in (*self.moved[:3], self.result[0])]
-        return sum(shares) * itemsize * (1 - 1 / num)
+        return self._received([*self.moved[:3], self.result[0]]) * itemsize
 
     def nbytes_of_mask(self, itemsize: int) -> float:
-        """What a rank receives of the mask."""
-        return sum([max(_share(after) - _share(before), 0) for before, after in zip(
-            self.layouts[3:], self.moved[3:])]) * itemsize
+        """What a rank receives of the mask, if each has some of its rows."""
+        return self._received([
+            after for before, after in zip(self.layouts[3:], self.moved[3:]) if before.dims[-2]
+        ]) * itemsize
+
+    def _received(self, layouts: list[Layout]) -> float:
+        """Elements that a rank does not have before an exchange to these layouts."""
+        num = math.prod([self.layouts[0].mesh.axis_sizes[axis] for axis in self.axes])
+        return sum(map(_share, layouts)) * (1 - 1 / num)
 
     def attend(self, tensors: list[Tensor], whole: Callable[..., Tensor]) -> Tensor:
         """The rank's part of the result; `whole` is attention of whole sequences."""
