@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import weft
@@ -88,3 +89,32 @@ def test_a_storage_that_grows_and_shrinks_counts_as_it_is() -> None:
         y.untyped_storage().resize_(0)
         x.detach()
         assert (memory.live, memory.peak) == (0, 4 * KIB)
+
+
+@pytest.mark.parametrize("spec", [P(None, "x"), P(None, None, "x")])
+def test_what_is_saved_of_an_expanded_operand(spec: P) -> None:
+    """A rank's part of it is expanded, too, and holds nothing of the other ranks' parts."""
+    def on_rank(mesh: Any) -> int:
+        x = weft.ones(8, 64, 64, mesh=mesh, placements=spec).requires_grad_()
+        once = torch.arange(64 * 64).view(1, 64, 64) % 64
+        with peak_memory(x) as memory:
+            y = x * once.float().expand(8, -1, -1)
+            del once
+            assert y.sharding.spec == spec
+            return memory.live - memory.start
+
+    of_result, of_part = 8 * 16 * 64 * 4, 16 * 64 * 4
+    assert weft.testing.run(on_rank, mesh={"x": 4}) == [of_result + of_part] * 4
+
+
+def test_an_expanded_tensor_that_is_redistributed_can_be_written() -> None:
+    """Each element of the part has a place of its own."""
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.arange(6.0), mesh, P()).expand(4, 6)
+        x = x.redistribute(P(None, "x"))
+        x[1] = 9.0
+        due = torch.arange(6.0).expand(4, 6).clone()
+        due[1] = 9.0
+        assert torch.equal(x.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 2})

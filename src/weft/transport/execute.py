@@ -112,10 +112,13 @@ def unshared(out: Tensor, x: Tensor) -> Tensor:
 
 
 def owned(out: Tensor) -> Tensor:
-    """`out`, copied if it is a view of more memory than it takes, so that it keeps no more alive.
+    """`out`, copied if it is a view of more memory than it takes, so that it keeps no more alive,
+    or of less, as expanded tensors are, so that each element has a place of its own.
 
     The gradient of the copy flows back like that of a view.
     """
+    if 0 in out.stride():
+        return out.clone(memory_format=torch.contiguous_format)
     if out.untyped_storage().nbytes() > out.numel() * out.element_size():
         return out.clone()
     return out

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator, Finish
@@ -77,7 +78,16 @@ def _slice(held: Box, wanted: Box) -> Move:
     if 0 in shape:
         return lambda x: x.new_empty(shape)
     where = within(wanted, held)
-    return lambda x: x[where].contiguous()
+    return lambda x: _without_gaps(x[where])
+
+
+def _without_gaps(x: Tensor) -> Tensor:
+    """Contiguous; but dims that are expanded remain so, in a copy of what they repeat."""
+    strides = x.stride()
+    if 0 not in strides:
+        return x.contiguous()
+    once = x[tuple([slice(None) if step else slice(1) for step in strides])]
+    return once.clone(memory_format=torch.contiguous_format).expand(x.shape)
 
 
 def _make_partial(step: MakePartial, at: Coordinate) -> Move:
