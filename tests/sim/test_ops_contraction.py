@@ -47,3 +47,16 @@ def test_fewer_heads_than_ranks_leave_no_rank_idle() -> None:
     for heads, spec in ((2, P(None, None, "x")), (4, P(None, "x"))):
         found = weft.testing.run(lambda mesh, n=heads: on_rank(mesh, n), mesh={"x": 4})
         assert set(found) == {spec}
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_scores_added_to_a_bias_of_the_keys_stay_with_the_queries(heads: int) -> None:
+    """As without: queries and keys cost the same, and softmax reads a row of scores. A bias as
+    BLOOM's has no rows."""
+    def on_rank(mesh: Any) -> Any:
+        q, k = (
+            weft.distribute_tensor(torch.randn(heads, 16, 3), mesh, P(None, "x")).requires_grad_()
+            for _ in range(2))
+        return torch.baddbmm(torch.ones(heads, 1, 16), q, k.mT).sharding.spec
+
+    assert set(weft.testing.run(on_rank, mesh={"x": 4})) == {P(None, "x")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from weft.core import Layout, default_cuts
@@ -166,6 +166,8 @@ def _frame(
                     row[index] = kind
                     kinds[axis] = row
         nbytes.append(own)
+    if rule.bias:
+        leads = _products_first(leads, rule.bias)
     finished: dict[str, list[int]] = {}
     for operand, factor in sorted(rule.finish) if rule.finish else ():
         if factor in leads and rule.sizes[factor]:
@@ -184,6 +186,15 @@ def _frame(
         if factor in finished and other not in barred:
             frame.beside.setdefault(factor, (other, []))[1].append(operand)
     return frame
+
+
+def _products_first(
+    leads: dict[str, list[tuple[int, int, int]]], bias: Collection[int]
+) -> dict[str, list[tuple[int, int, int]]]:
+    """The factors in the order of the operands, but for those that are only added to the result:
+    of candidates that cost the same the first is taken, which the product of the others decides."""
+    return dict(sorted(leads.items(), key=lambda item: min(
+        [operand for operand, _, _ in item[1] if operand not in bias], default=math.inf)))
 
 
 def _nbytes(tensor: TensorArg) -> int:
