@@ -4,6 +4,9 @@ The rows of all samples as one dim, of a sequence that is sharded: with fewer sa
 joined dim cannot be sharded by samples. Rows then change ranks, each once, and the joined dim is
 sharded equally; split again, they return. The sharded dim stays sharded, and no other dim is
 sharded.
+
+Lines of one length as lines of another, as scores of relative positions are shifted: a line that a
+border of shards would cut goes to the side that has more of it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from weft.ops.indexing.rows import known_rows
 from weft.ops.nested_views import groups
 from weft.ops.places import apart
 from weft.rules import Call, Decision
+from weft.transport import Transition
 
 __all__ = ["regrouped"]
 
@@ -40,12 +44,14 @@ def regrouped(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Local |
         if len(lefts) == len(rights) == 1:
             dims[rights[0]], cuts[rights[0]] = x.dims[lefts[0]], x.cuts[lefts[0]]
         elif any(x.dims[dim] for dim in lefts):
-            if found or min(len(lefts), len(rights)) != 1:
+            if found:
                 return None
             found = lefts, rights
     if found is None:
         return None
     lefts, rights = found
+    if min(len(lefts), len(rights)) > 1:
+        return _other_lines(x, lefts, result, dims, cuts, rights)
     if len(rights) == 1:
         return _join(x, lefts, result, dims, cuts, rights[0])
     return _split(x, lefts[0], result, dims, cuts, rights)
@@ -110,6 +116,39 @@ def _split(
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
         places = torch.arange(within.shape[dim]).view(lengths[: last + 1])
         return known_rows(mesh, within, (dim,), parted, over[0], [places], out)
+
+    return Local(Decision((x,), (out,)), bind, communicates=axes)
+
+
+def _other_lines(
+    x: Layout, lefts: range, shape: Sequence[int], dims: list[Axes], cuts: list[Cuts],
+    rights: range,
+) -> Local | None:
+    """The leading one of several dims is sharded, and so is that of the result."""
+    old = next((dim for dim in lefts if x.shape[dim] > 1), lefts[0])
+    new = next((dim for dim in rights if shape[dim] > 1), rights[0])
+    few, many = sorted((x.shape[old], shape[new]))
+    axes = x.dims[old]
+    if not many % few or few < math.prod([x.mesh.axis_sizes[axis] for axis in axes]) or any(
+        x.partial) or not axes or any(x.dims[dim] for dim in lefts if dim != old):
+        return None
+    step, unit = math.prod(x.shape[old + 1 : lefts.stop]), math.prod(shape[new + 1 : rights.stop])
+    places = tuple([cut * step for cut in x.cuts_of(old)])
+    lines = tuple([(place + unit // 2) // unit for place in places])
+    if all(place == line * unit for place, line in zip(places, lines)):
+        return None  # a rule says so, and nothing moves
+    dims[new], cuts[new] = axes, lines
+    out = Layout.make(x.mesh, shape, dims, cuts, x.partial)
+    line = Layout.make(x.mesh, (step * x.shape[old],), [axes], [places], x.partial)
+    before = x.take([dim for dim in range(x.ndim) if dim not in lefts]).insert(lefts[0], line)
+    after = before.recut(lefts[0], line.shape[0], tuple([one * unit for one in lines]))
+
+    def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
+        varying = frozenset(x.sharded_axes)
+        move = Transition(mesh, before, after, src_varying=varying, dst_varying=varying)
+        assert mesh.here is not None
+        joined, parted = before.local_shape_at(mesh.here), out.local_shape_at(mesh.here)
+        return lambda local: move(local.reshape(joined)).reshape(parted)
 
     return Local(Decision((x,), (out,)), bind, communicates=axes)
 
