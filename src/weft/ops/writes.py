@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Composite
+from weft.ops.algorithm import Algorithm, Composite, Local
 from weft.ops.indexing.index_layouts import IndexLayout
 from weft.ops.indexing.rows import (
     element_layouts,
@@ -200,12 +201,26 @@ def _scatter(
     operands = [x, places.shared.fitted(index.shape)]
     if source is not None:
         operands.append(places.parted.fitted(source.shape).replace(partial=lent))
+    if not x.dims[dim]:
+        return _added_here(operands, dim)
     write = Write(
         call.op, x, tuple(range(x.ndim)), [index], source, index.shape, 0, False, adds, False,
         _element_writer(call), dim)
 
     return write.local(
         operands, places.parted, places if delivers else None, "reduce" not in call.op)
+
+
+def _added_here(operands: Sequence[Layout], dim: int) -> Local:
+    """`scatter_add` along a dim that is whole in the target: each rank adds its own values by
+    torch's kernel, which makes no places of elements."""
+    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
+        return lambda block, index, values: block.scatter_add(dim, index, values)
+
+    def writes(mesh: BoundMesh) -> Callable[..., Tensor]:
+        return lambda block, index, values: block.scatter_add_(dim, index, values)
+
+    return Local(Decision(tuple(operands), (operands[0],)), bind, (), writes)
 
 
 def _names_rows(call: Call, dim: int, others: Sequence[int]) -> bool:
