@@ -30,6 +30,9 @@ again if the operand needs a gradient. Further rules:
   This candidate also pays the bytes of the result, once for forward and once for backward, at
   most the size of what was sharded; or of the result what is larger than any whole operand, as of
   an outer product.
+- A kernel that combines the shards of a dim and leaves its results whole (a maximum with its place)
+  pays their reduction, and what a whole result costs. Over a short dim results are as large as a
+  shard, and the operand moves to another dim instead.
 - A factor with fewer elements than the axis has ranks leaves some of them idle. It pays what the
   busiest rank then holds of the result beyond its share, in the same way.
 - Cuts by which one rank has all of a factor are kept where nothing is compared, or the op does no
@@ -156,7 +159,9 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
     for operand, _, _ in frame.leads[found]:
         if held[operand] != found:
             return NEEDS_COST
-    if found in frame.finished and not _is_brought(frame, held, found):
+    if found in frame.finished and (
+        _leaves_whole(frame, found) or not _is_brought(frame, held, found)
+    ):
         return NEEDS_COST
     return NEEDS_COST if found in frame.rule.reduce and bias_operands(frame, found) else found
 
@@ -172,6 +177,14 @@ def cut_beside(frame: Frame, held: Sequence[str | None], choice: Choice) -> Iter
 def _is_brought(frame: Frame, held: Sequence[str | None], factor: str) -> bool:
     """Whether an operand that may bring the factor sharded does so."""
     return any(held[operand] == factor for operand in frame.finished[factor])
+
+
+def _leaves_whole(frame: Frame, factor: str) -> bool:
+    """Whether a kernel that combines the shards of a factor leaves whole results that have dims."""
+    if factor not in frame.finished or factor in frame.rule.reduce or factor in frame.beside:
+        return False
+    leads = {factors[0] for dims in frame.rule.results for factors in dims if factors}
+    return bool(leads) and factor not in leads
 
 
 def _may_finish(
@@ -242,6 +255,8 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
         if isinstance(candidate, str) and 0 < rule.sizes[candidate] < size:
             key = (key[0] + repeated * (1 / rule.sizes[candidate] - 1 / size), *key[1:])
+        if isinstance(candidate, str) and _leaves_whole(frame, candidate):
+            key = (key[0] + 2 * made * ways + repeated, *key[1:])
         if frame.beside:
             key = (key[0] + _of_kernel(frame, nbytes, held, axis, candidate), *key[1:])
         if key < best_key:
