@@ -7,6 +7,9 @@ sharded.
 
 Lines of one length as lines of another, as scores of relative positions are shifted: a line that a
 border of shards would cut goes to the side that has more of it.
+
+Every rank names all rows, so what is named is as long as cuts allow: runs of rows that no cut
+divides. Where these are single elements (97 columns), the shards move to an earlier dim first.
 """
 
 from __future__ import annotations
@@ -73,13 +76,34 @@ def _join(
     units = default_cuts(num, sizes)
     dims[to], cuts[to] = axes, tuple([unit * step for unit in units])
     out = Layout.make(x.mesh, shape, dims, cuts, x.partial)
-    parted = Layout.make(x.mesh, (num,), [axes], [None], (None,) * len(x.partial))
+    run = math.gcd(*units, *x.cuts_of(named[-1]))
+    if run * step == 1 and (before := _moved_up(x, lefts, math.prod(sizes))) is not None:
+        return _join(before, lefts, shape, dims, cuts, to)
+    within = _in_runs(x, named[-1], run)
+    parted = Layout.make(x.mesh, (num // run,), [axes], [tuple([unit // run for unit in units])],
+                         (None,) * len(x.partial))
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
-        names = apart(torch.arange(num), lengths)
-        return known_rows(mesh, x, tuple(named), parted, 0, names, out)
+        names = apart(torch.arange(num // run), [*lengths[:-1], lengths[-1] // run])
+        return known_rows(mesh, within, tuple(named), parted, 0, names, out)
 
     return Local(Decision((x,), (out,)), bind, communicates=axes)
+
+
+def _moved_up(x: Layout, lefts: Sequence[int], num: int) -> Layout | None:
+    """The layout with the axes of these dims on an earlier one that has an element for each shard,
+    whose rows are whole: single elements are not named."""
+    over = next((dim for dim in lefts if x.shape[dim] >= num), lefts[-1])
+    later = [dim for dim in lefts if dim > over and x.dims[dim]]
+    if not later:
+        return None
+    axes, cuts = list(x.dims), list(x.cuts)
+    axes[over] += tuple([axis for dim in later for axis in x.dims[dim]])
+    for dim in (over, *later):
+        cuts[dim] = None
+        if dim != over:
+            axes[dim] = ()
+    return Layout.make(x.mesh, x.shape, axes, cuts, x.partial)
 
 
 def _split(
@@ -103,10 +127,7 @@ def _split(
     if left or any(cut % step for cut in x.cuts_of(dim)):
         return None
     out = Layout.make(x.mesh, shape, dims, cuts, x.partial)
-    within = x.take([other for other in range(x.ndim) if other != dim]).insert(
-        dim, Layout.make(x.mesh, (x.shape[dim] // step, step), [axes, ()],
-                         [tuple([cut // step for cut in x.cuts_of(dim)]), None],
-                         (None,) * len(x.partial)))
+    within = _in_runs(x, dim, step)
     over = [at for at in range(last + 1) if dims[rights[0] + at]]
     if len(over) > 1:
         return None
@@ -151,6 +172,15 @@ def _other_lines(
         return lambda local: move(local.reshape(joined)).reshape(parted)
 
     return Local(Decision((x,), (out,)), bind, communicates=axes)
+
+
+def _in_runs(x: Layout, dim: int, run: int) -> Layout:
+    """The layout with a dim split into runs of rows, which no cut divides: they are named and sent
+    as one."""
+    return x.take([other for other in range(x.ndim) if other != dim]).insert(
+        dim, Layout.make(x.mesh, (x.shape[dim] // run, run), [x.dims[dim], ()],
+                         [tuple([cut // run for cut in x.cuts_of(dim)]), None],
+                         (None,) * len(x.partial)))
 
 
 def _is_short(lengths: Sequence[int], sizes: Sequence[int]) -> bool:
