@@ -1,8 +1,9 @@
 """Selections by masks: results whose size depends on the data.
 
-The mask gets the layout of the tensor, sharded in its first dim alone. Each rank selects from its
-own block, and the selected blocks are the result, ragged. Only counts are exchanged, eight bytes a
-rank. They are no part of a recipe, because the next mask may select other numbers of elements.
+The mask gets the layout of the tensor, sharded in its first dim alone, or in as many leading dims,
+joined, as have an element for each shard. Each rank selects from its own block, and the selected
+blocks are the result, ragged. Only counts are exchanged, eight bytes a rank. They are no part of a
+recipe, because the next mask may select other numbers of elements.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.cuts import cuts_from_sizes
+from weft.ops.places import apart
 from weft.ops.writes import check_values
 from weft.rules import op, page
 from weft.tensor import modes
@@ -113,6 +115,25 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
     return _Aligned(mesh, block, mine, target, axes, first)
 
 
+def _joined(x: Tensor, mask: Tensor, first: int = 0) -> int:
+    """How many leading dims of the mask it takes to have an element for each shard: as one dim they
+    can be sharded, where the first alone would leave ranks without elements."""
+    num = 1
+    for one, dims in ((mask, range(mask.dim())), (x, range(first, first + mask.dim()))):
+        if type(one) is ShardTensor:
+            layout = one._meta.layout
+            axes = [axis for dim in dims for axis in layout.dims[dim]]
+            num = max(num, math.prod([layout.mesh.axis_sizes[axis] for axis in axes]))
+    if not mask.numel():
+        return 1
+    return next((count for count in range(1, mask.dim()) if math.prod(mask.shape[:count]) >= num),
+                mask.dim())
+
+
+def _long(x: Tensor, joined: int, first: int = 0) -> Tensor:
+    return x if joined == 1 else x.flatten(first, first + joined - 1)
+
+
 def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
     """The local part of a mask in this layout, of its bits where blocks are exchanged."""
     own = layout_of(mask, mesh)
@@ -131,10 +152,11 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
         IndexError: a mask of another shape than the dims that it stands for.
     """
     check_shape(x, mask, first)
-    both = _aligned(name, x, mask, first)
+    joined = _joined(x, mask, first)
+    both = _aligned(name, _long(x, joined, first), _long(mask, joined), first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
     cuts = cuts_from_sizes(both.counts(name, local.shape[first]))
-    layout = both.selected(mask.dim(), cuts)
+    layout = both.selected(both.mask.dim(), cuts)
     return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
 
@@ -199,12 +221,17 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
             nonzero(input.reshape(1))[:, :0]
         )
     mask = input if input.dtype is torch.bool else input != 0
+    joined = _joined(mask, mask)
+    mask = _long(mask, joined)
     both = _aligned("nonzero", mask, mask, 0, reduced=True)
     assert both.mesh.here is not None
     found = both.mask.nonzero()
     start, _ = both.layout.box_at(both.mesh.here)[0]
     if start:
         found[:, 0] += start
+    if joined > 1:
+        first, *rest = found.unbind(1)
+        found = torch.stack([*apart(first, input.shape[:joined]), *rest]).t()
     cuts = cuts_from_sizes(both.counts("nonzero", len(found)))
     line = both.line(cuts)
     if not as_tuple:
@@ -239,8 +266,10 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     if not shape:
         return _masked_scatter(input.reshape(1), mask.reshape(1), source).reshape(())
+    input, mask = input.expand(shape), mask.expand(shape)
+    joined = _joined(input, mask)
     both = _aligned(
-        "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
+        "masked_scatter", _long(input, joined), _long(mask, joined), 0, reduced=True
     )
     cuts = cuts_from_sizes(both.counts("masked_scatter"))
     if source.numel() < cuts[-1]:
@@ -248,7 +277,7 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     given = source.reshape(-1)[: cuts[-1]]
     (mine,) = entered("masked_scatter", both.mesh, (given,), (both.line(cuts),), _WHY)
     out = both.block.masked_scatter(both.mask, mine)
-    return local_to_sharded(out, both.mesh, both.layout)
+    return local_to_sharded(out, both.mesh, both.layout).reshape(shape)
 
 
 def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
@@ -278,15 +307,17 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         x.copy_(torch.where(spread, value, x))
         return
     _check_dtype(x, value)
-    both = _aligned("__setitem__", x, mask, first, reduced=True)
+    joined = _joined(x, mask, first)
+    both = _aligned(
+        "__setitem__", _long(x, joined, first), _long(mask, joined), first, reduced=True)
     cuts = cuts_from_sizes(both.counts("__setitem__"))
-    result = both.selected(num, cuts)
+    result = both.selected(both.mask.dim(), cuts)
     check_values(value.shape, result.shape)
     value = value.expand(result.shape)
     (mine,) = entered("__setitem__", both.mesh, (value,), (result,), _WHY)
     where = [*(None for _ in range(first)), both.mask]
     out = torch.ops.aten.index_put(both.block, where, mine)
-    x.copy_(local_to_sharded(out, both.mesh, both.layout))
+    x.copy_(local_to_sharded(out, both.mesh, both.layout).reshape(x.shape))
 
 
 def _check_dtype(x: Tensor, value: Tensor) -> None:
