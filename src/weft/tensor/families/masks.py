@@ -116,18 +116,18 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
 
 
 def _joined(x: Tensor, mask: Tensor, first: int = 0) -> int:
-    """How many leading dims of the mask it takes to have an element for each shard: as one dim they
-    can be sharded, where the first alone would leave ranks without elements."""
+    """How many leading dims of the mask are joined to be sharded: the first alone, if it has an
+    element for each shard; else as many as have several, to be cut about evenly."""
     num = 1
     for one, dims in ((mask, range(mask.dim())), (x, range(first, first + mask.dim()))):
         if type(one) is ShardTensor:
             layout = one._meta.layout
             axes = [axis for dim in dims for axis in layout.dims[dim]]
             num = max(num, math.prod([layout.mesh.axis_sizes[axis] for axis in axes]))
-    if not mask.numel():
+    if not mask.numel() or mask.shape[0] >= num:
         return 1
-    return next((count for count in range(1, mask.dim()) if math.prod(mask.shape[:count]) >= num),
-                mask.dim())
+    return next((count for count in range(2, mask.dim())
+                 if math.prod(mask.shape[:count]) >= 4 * num), mask.dim())
 
 
 def _long(x: Tensor, joined: int, first: int = 0) -> Tensor:
