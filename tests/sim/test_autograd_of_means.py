@@ -19,7 +19,7 @@ REFUSED = {
     "gradient_set_by_hand", "second_order_optimizer", "leaves_are_written_without_grad",
     "gradients_set_to_zero", "accumulated_and_scaled", "hooks_that_write",
     "accumulation_hooks_that_write", "saved_and_written_to",
-    "function_that_writes", "function_that_writes_to_a_leaf_without_a_word", "clipped_norm",
+    "function_that_writes", "clipped_norm",
     "clipped_values", "optimizers_in_hooks",
 }
 """They write to operands, which cannot become terms of a mean again, or to their gradients."""

@@ -121,12 +121,13 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
         return _hooked(args)
     if cls is CheckpointFunction:
         return _global_view(cls, args, args)
+    metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
+    mesh = mesh_of(f"{cls.__name__}.apply", metas)
     said = OP_BY_OP.get(cls)
     if is_torch_code(cls) if said is None else said:
-        args = _gathered_weights(args)
+        args = _gathered_weights(map_tensors(lambda one: taken(one, mesh), args))
         return _global_view(cls, args, args)
-    metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
-    mixing = mesh_of(f"{cls.__name__}.apply", metas).cache.setdefault("mixing", weakref.WeakSet())
+    mixing = mesh.cache.setdefault("mixing", weakref.WeakSet())
     if cls not in mixing:
         try:
             return on_full_tensors(cls, *args, **kwargs)

@@ -56,20 +56,23 @@ class Moved(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         met: dict[int, Moved] = {}
+        opened: list[Tensor] = []  # keeps the ids valid
 
         def open_(tensor: Tensor) -> Tensor:
             if type(tensor) is not Moved:
                 return tensor
             one = unwrap_view(tensor)
+            if id(one) not in met:
+                opened.append(one)
             met[id(one)] = tensor
             return one
 
         args, kwargs = map_tensors(open_, args), map_tensors(open_, kwargs or {})
         before = [counted_version(one._weft_plain) for one in met.values()]
         out = func(*args, **kwargs)
-        for one, state in zip(met.values(), before):
-            if counted_version(one._weft_plain) != state or (
-                state is None and written_by(func, args, kwargs)
+        for known, one, state in zip(opened, met.values(), before):
+            if counted_version(one._weft_plain) != state or (  # tensors of inference count none
+                state is None and any(found is known for found in written_by(func, args, kwargs))
             ):
                 one._weft_view.write_back(one._weft_plain.requires_grad)
         return map_tensors(lambda tensor: _as_moved(tensor, met), out)
