@@ -162,3 +162,29 @@ def test_writes(pattern: str | None) -> None:
         inside, other, outside = weft.testing.run(on_rank, 3, Mesh({"x": 2}))
     assert outside == inside == other
     assert outside[:2] == (True, True)
+
+
+class Rounded(torch.autograd.Function):
+    """Of torch's operations: it runs op by op, outside of the mesh, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        return (x * w).round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
+def test_a_function_of_torchs_operations() -> None:
+    def on_rank(mesh: Any) -> Any:
+        w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        x = weft.ones(4, 3, dtype=torch.float64, mesh=mesh, placements=P("x"), requires_grad=True)
+        out: Any = Rounded.apply(x, w)
+        out.sum().backward()
+        return str(out.sharding), str(x.grad.sharding), None if w.grad is None else w.grad.tolist()
+
+    inside, other, outside = weft.testing.run(on_rank, 3, Mesh({"x": 2}))
+    assert inside == other == (*outside[:2], [4.0] * 3) and outside[2] is None

@@ -378,11 +378,15 @@ def _known_as(local: Any, known: Any) -> Any:
     return wrap(local, known.replace(requires_grad=local.requires_grad))
 
 
-def _gradient(grad: Any, meta: Meta | None) -> torch.Tensor:
-    """What torch gets for the gradient of an operand: of a plain one, all of it."""
+def _gradient(grad: Any, meta: Meta | None) -> torch.Tensor | None:
+    """What torch gets for the gradient of an operand: of a plain one, all of it; a rank outside the
+    mesh does not know it."""
     if meta is not None:
         return autograd.local_cotangent(meta, grad)
-    return local_of(as_value(grad.redistribute(placements=P())) if is_sharded(grad) else grad)
+    if not is_sharded(grad):
+        return grad
+    whole = as_value(grad.redistribute(placements=P()))
+    return None if grad._meta.mesh.here is None else local_of(whole)
 
 
 def _calls_modules(given: Any) -> bool:
