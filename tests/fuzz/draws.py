@@ -6,7 +6,7 @@ A `Trial` says all that is drawn, in plain values, so that one process and all r
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -101,7 +101,7 @@ def drawn(seed: int) -> Trial:
     without = {*["overflow"] * (not scaled), *["saved"] * (optimizer == "LBFGS"),
                *["replaced"] * (precision == "computed")}  # LBFGS has partial state
     events = tuple("" if event in without else event for event in events)
-    return Trial(
+    trial = Trial(
         seed=seed, mesh=draw.choice(_MESHES), width=heads * draw.choice([2, 4]), heads=heads,
         kinds=kinds, tied=tied, shared=shared,
         meta="" if "orthogonal" in kinds else draw.choice(metas),  # torch has no such on meta
@@ -121,6 +121,9 @@ def drawn(seed: int) -> Trial:
         way=way, hooks=draw.choice([*[""] * 5, *_HOOKS]),
         average="" if {"saved", "full", "pickled", "replaced"} & {*events} else draw.choice(
             [*[""] * 6, "ema", "buffers", "swa"]), events=events)
+    if trial.hooks == "after" and trial.checkpoint == "reentrant":
+        return replace(trial, hooks="")  # a group reduces once in a backward, also of several inner
+    return trial
 
 
 def _precision(draw: random.Random, way: str, kinds: tuple[str, ...], lora: str) -> str:
