@@ -323,7 +323,8 @@ class Group:
 
     def start(self) -> None:
         for pack in self.packs:
-            pack.start()
+            if pack.is_current:  # a parameter may have another layout since
+                pack.start()
 
     def fill(self) -> None:
         for pack in self.packs:
