@@ -19,6 +19,7 @@ from tests.harness import ranks
 from tests.oracle import block
 from weft import Layout, P, ShardTensor
 from weft.rng import Source, samples
+from weft.tensor.shard_tensor import version_of
 
 SEED = 31
 SHAPE = (7, 6)
@@ -729,3 +730,20 @@ def test_modules_with_dropout_inside() -> None:
         for found in weft.testing.run(lambda mesh, s=spec: on_rank(mesh, s), mesh={"x": 2}):
             for mine, wanted in zip(found, expected, strict=True):
                 torch.testing.assert_close(mine, wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda x: x.normal_(), lambda x: x.uniform_(), lambda x: x.bernoulli_(0.5),
+    lambda x: x[:1].normal_(), lambda x: x[0].exponential_(),
+], ids=["normal", "uniform", "bernoulli", "block", "row"])
+@pytest.mark.parametrize("sizes", [(6, 0, 0), (2, 2, 2)])
+def test_a_draw_counts_as_a_write_on_ranks_without_elements(draw: Any, sizes: Any) -> None:
+    """Else they alone would find what other ranks have forgotten: a moved operand, say."""
+    def on_rank(mesh: Any) -> bool:
+        layout = Layout(mesh.abstract, (6, 4), P("x"), sizes={0: sizes})
+        x: Any = weft.distribute_tensor(torch.zeros(6, 4), mesh, layout)
+        before = version_of(x)
+        draw(x)
+        return version_of(x) > before
+
+    assert weft.testing.run(on_rank, mesh={"x": 3}) == [True] * 3

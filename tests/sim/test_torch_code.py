@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 import weft
 from tests.cases.own import Product
 from tests.sim.test_own_autograd import Both, Rows
+from tests.sim.test_tensor_functions import WithContext
 from weft import P
 from weft.tensor.grad.torch_code import is_torch_code
 
@@ -79,24 +80,20 @@ class Scripted(torch.autograd.Function):
 
 
 class Applies(torch.autograd.Function):
-    """Another Function, which is asked itself; with a context of its own."""
+    """Another Function, which is asked itself."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor) -> Tensor:
-        return Product.apply(x, w)  # type: ignore[no-any-return]
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return Scripted.apply(x) * 2  # type: ignore[no-any-return]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return grad @ w.T, x.T @ grad
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
 
 
 @pytest.mark.parametrize(
-    "cls", [Calls, Scripted, Applies, Product, Rows, Both], ids=lambda cls: cls.__name__)
+    "cls", [Calls, Scripted, Applies, WithContext, Product, Rows, Both],
+    ids=lambda cls: cls.__name__)
 def test_code_of_torchs_operations(cls: Any) -> None:
     assert is_torch_code(cls) and is_torch_code(cls)
 

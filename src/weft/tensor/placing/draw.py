@@ -196,6 +196,8 @@ def draw_into(
     found = sample(source)
     if found is not out:
         out.copy_(found)
+    elif not out.numel():
+        out.zero_()  # the write counts as on ranks that have elements
     written_to(tensor)
 
 

@@ -108,7 +108,7 @@ def _size_first(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Seque
 
 
 def _is_shape(size: Any) -> bool:
-    """Whether it is a shape that can be sharded, and that no error is about."""
+    """Whether a size has dims to shard, and is one that torch does not refuse."""
     return isinstance(size, (tuple, list)) and bool(size) and all(
         type(length) is int and length > 0 for length in size)
 
@@ -121,7 +121,7 @@ def _is_internal() -> bool:
 
 @dataclass(slots=True)
 class _Wait:
-    """What a tensor without data waits with.
+    """How a tensor without data gets them.
 
     Args:
         make: makes the plain tensor, or the block of a base that is there.

@@ -128,9 +128,7 @@ def _move_all(
             locals_[place] = part
             continue
         if not (grad_mode and local.requires_grad):
-            serves = grad_mode and sharded and transition.communicates and transition.cover is None
-            locals_[place] = out = _moved_again(tensor, local, transition) if serves else (
-                transition(local, read_only_use=True))
+            locals_[place] = out = transition(local, read_only_use=True)
             if grad_mode and keeps and transition.cover is not None:
                 offer(out, local, transition)
             continue
@@ -180,27 +178,6 @@ def _move_all(
                 outs = move_together([item[1] for item in part], [item[2] for item in part])
                 for item, out in zip(part, outs):
                     _keep(item, out, locals_)
-
-
-def _moved_again(tensor: Any, local: torch.Tensor, transition: Transition) -> torch.Tensor:
-    """An operand without a gradient, moved; from its second use in a forward on it is kept, as a
-    mask is that all layers add. Parameters that are frozen are not: all of them would be whole."""
-    if _running_backward() != -1 or local.is_inference() or getattr(tensor, "_is_param", False):
-        return transition(local, read_only_use=True)
-    views = tensor._memo
-    if views is None:
-        views = tensor._memo = OperandCache()
-    key, state = (None, transition), version_of(tensor)
-    of, seen, kept, version = views.get(key, (None, None, None, None))
-    again = of is local and seen == state
-    if again and kept is not None and kept._version == version:
-        return kept
-    out = transition(local, read_only_use=True)
-    if not views:
-        _forget_in_backward(views)
-    # A result may share its memory: a write to that counts in its version.
-    views[key] = local, state, out if again and out is not local else None, out._version
-    return out
 
 
 def _boxes(
