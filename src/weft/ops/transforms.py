@@ -26,7 +26,7 @@ from weft.ops.places import resized
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "handed_over"]
 
 _aten: Any = torch.ops.aten
 
@@ -132,7 +132,7 @@ def _steps(transform: _Transform, layout: Layout) -> list[Step] | None:
             at = -2 if kind == "c2r" and len(pending) > 1 else -1
             dim = pending.pop(at)
             done = [other for other in transform.dims if other not in (dim, *pending)]
-            layout = _handed_over(layout, dim, done, pending)
+            layout = handed_over(layout, dim, done, pending)
             if layout.dims[dim] and dim in transform.resized:
                 return None
             steps += _along(transform, dim, layout)
@@ -154,7 +154,7 @@ def _along(transform: _Transform, dim: int, layout: Layout) -> list[Step]:
     return steps
 
 
-def _handed_over(
+def handed_over(
     layout: Layout, dim: int, done: Sequence[int], pending: Sequence[int]
 ) -> Layout:
     """Each axis that shards `dim` goes to the dim that it divides best; without room it stays."""
@@ -223,8 +223,8 @@ def _carried_out(transform: _Transform, layout: Layout) -> Local | None:
 
 
 _WHOLE_SPECTRUM = (
-    "dims are transformed by turns, and all of the spectrum changes ranks; of a call for each dim, "
-    "only what is kept between them does"
+    "dims are transformed by turns, and all of the spectrum changes ranks; inside of "
+    "weft.sharded_factories() only the modes that slices read do"
 )
 
 

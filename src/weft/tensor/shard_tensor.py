@@ -89,6 +89,8 @@ class ShardTensor(FromMeta, InLayouts, AsValue, _Base):
     _terms: Any = ()
     _node: Any
     _followers: Any
+    _refuse_gradient: Any = None
+    """Raises, of a tensor whose own gradient cannot be complete (`placing.few_modes`)."""
     _times_set: int = 0
     """How often `x.data = ` has given it other memory: the same on all ranks, as no address is."""
 
@@ -384,7 +386,7 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 _ITS_OWN = frozenset((
     "_followers", "_gathered", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known",
-    "_node", "_slice_of", "_terms", "_times_set",
+    "_node", "_refuse_gradient", "_slice_of", "_terms", "_times_set",
 ))
 
 
@@ -395,8 +397,11 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 def watch_gradient(tensor: Any) -> None:
     """The gradient of this very tensor is needed, even if it is a slice."""
-    if type(tensor) is ShardTensor and tensor._slice_of is not None:
-        tensor._slice_of.watch.is_set = True
+    if type(tensor) is ShardTensor:
+        if tensor._slice_of is not None:
+            tensor._slice_of.watch.is_set = True
+        if tensor._refuse_gradient is not None:
+            tensor._refuse_gradient()
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:
