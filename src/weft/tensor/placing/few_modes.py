@@ -18,8 +18,12 @@ import torch
 from torch import Tensor, fft
 from torch.nn.functional import pad as pad_function
 
+from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.ops.transforms import handed_over
+from weft.tensor.modes import check_strict
+from weft.tensor.placing.redistribute import redistribute_to
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.placing.waiting import (
     Placed,
     Unplaced,
@@ -156,10 +160,17 @@ def _one_by_one(
         dim = pending.pop()
         layout = x._meta.layout
         if layout.dims[dim]:
-            x = x.redistribute(x._meta.mesh, handed_over(layout, dim, done, pending))
+            x = _handed(x, handed_over(layout, dim, done, pending))
         x = transform(x, dim)
         done.append(dim)
     return x
+
+
+def _handed(x: ShardTensor, layout: Layout) -> ShardTensor:
+    move = transition_between(x._meta.mesh, x._meta.layout, layout, order=x._meta.order())
+    if move is not None:
+        check_strict("rfftn", move)
+    return redistribute_to(x, layout, "rfftn")
 
 
 class _Spectrum(Wait):
