@@ -30,6 +30,9 @@ again if the operand needs a gradient. Further rules:
   This candidate also pays the bytes of the result, once for forward and once for backward, at
   most the size of what was sharded; or of the result what is larger than any whole operand, as of
   an outer product.
+- Replicating a partial value has no price. With a gradient it costs what sharding costs, and then
+  it is replicated: a tensor-parallel block with a norm after its linears would move 1.4 times as
+  much by shards, as the next linear gathers them.
 - A kernel that combines the shards of a dim and leaves its results whole (a maximum with its place)
   pays their reduction, and what a whole result costs. Over a short dim results are as large as a
   shard, and the operand moves to another dim instead.
