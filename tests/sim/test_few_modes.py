@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -105,7 +106,24 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("program", [corners, padded, centred, of_complex, finer])
+def one_dim(x: Tensor) -> Tensor:
+    rows = fft.fft(x, dim=-2)[:, :, :MODES].abs()
+    spectrum = fft.rfft(x, norm="ortho")
+    out = torch.zeros(spectrum.shape, dtype=spectrum.dtype)
+    out[..., :MODES] = spectrum[..., :MODES] * 2j
+    return fft.irfft(out, n=x.shape[-1], norm="ortho")[:, :, :MODES] + rows
+
+
+def many(x: Tensor) -> Tensor:
+    """More rows than a rank has, and few columns, or the reverse."""
+    spectrum = fft.rfft2(x)
+    out = torch.zeros(spectrum.shape, dtype=spectrum.dtype)
+    out[:, :, :, 1:3] = spectrum[:, :, :, 1:3] * 2
+    wide = fft.rfft2(x)[:, :, 1:3, :].abs()
+    return fft.irfft2(out, s=x.shape[-2:])[:, :, :2, :7] + wide
+
+
+@pytest.mark.parametrize("program", [corners, padded, centred, of_complex, finer, one_dim, many])
 @pytest.mark.parametrize("placements, mesh", PLACES, ids=str)
 def test_values_and_gradients(program: Any, placements: Any, mesh: dict[str, int]) -> None:
     def both(x: Any) -> list[Any]:
@@ -145,19 +163,18 @@ def test_ragged_rows() -> None:
     weft.testing.run(on_rank, mesh={"x": 3})
 
 
-@pytest.mark.parametrize("program, kept", [
-    (corners, MODES), (padded, MODES), (centred, MODES), (finer, MODES - 1)])
-def test_only_the_columns_of_modes_are_exchanged(program: Any, kept: int) -> None:
-    """Forth, each rank receives three quarters of its modes; back, of its rows of them. Of three
-    columns that four ranks share, the first three ranks have one each."""
-    x = FIELD[:1]
-    forth, back = x.shape[1] * 12 * 16, x.shape[1] * 4 * (kept - 1) * 16
-    for out, _, nbytes in on_ranks(program, P(None, None, "x"), {"x": 4}, FIELD):
-        assert str(out.sharding)[: len("[2, 4, 16@x")] in ("[2, 4, 16@x", "[2, 4@x, 16")
-        assert nbytes <= 4 * 2 * (forth + back)
+@pytest.mark.parametrize("program", [corners, padded, centred])
+@pytest.mark.parametrize("placements, mesh", PLACES[:3], ids=str)
+def test_modes_alone_are_sent(program: Any, placements: Any, mesh: dict[str, int]) -> None:
+    """Of k modes the busiest of four ranks receives three parts of a quarter, and then the three
+    quarters that it lacks. Blocks and what is put together of them are cut in other places."""
+    modes = 2 * 4 * 2 * MODES * MODES * 16
+    for out, x, nbytes in on_ranks(program, placements, mesh, FIELD):
+        assert out.sharding == x.sharding
+        assert nbytes <= 3 * modes
 
 
-def test_bytes_of_a_layer_are_those_of_transforms_dim_by_dim() -> None:
+def test_bytes_of_a_layer() -> None:
     """The figure in docs/fields.md."""
     field = torch.linspace(-1, 1, 6 * 64 * 64, dtype=torch.float64).view(1, 6, 64, 64).sin()
 
@@ -168,15 +185,16 @@ def test_bytes_of_a_layer_are_those_of_transforms_dim_by_dim() -> None:
             out[:, :, rows, :4] = spectrum[:, :, rows, :4] * 2
         return fft.irfft2(out, s=x.shape[-2:])
 
-    for out, _, nbytes in on_ranks(layer, P(None, None, "x"), {"x": 4}, field):
-        assert nbytes == 9216 and str(out.sharding) == "[1, 6, 64@x, 64]"
+    for placements, mesh in PLACES[:3]:
+        for out, x, nbytes in on_ranks(layer, placements, mesh, field):
+            assert nbytes <= 6144 and out.sharding == x.sharding
 
     def dry(mesh: Any) -> None:
         x = weft.zeros(1, 6, 64, 64, mesh=mesh, placements=P(None, None, "x"), dtype=torch.float64)
         with weft.sharded_factories():
             layer(x)
 
-    assert weft.dry_run(dry, {"x": 4}).log.nbytes == 9216
+    assert 5376 <= weft.dry_run(dry, {"x": 4}).log.nbytes <= 6144
 
 
 ROWS = P(None, None, "x")
@@ -194,6 +212,12 @@ def changed(x: Tensor, *steps: Callable[[Tensor], Any]) -> Tensor:
 
 def written(x: Tensor) -> Tensor:
     x[..., :2] = 3
+    return x
+
+
+def scaled(x: Tensor) -> Tensor:
+    x[..., :2] *= 3
+    x[..., 2:3, :2] += 1
     return x
 
 
@@ -234,6 +258,7 @@ def summed(x: Tensor) -> Tensor:
     lambda x: written(x).abs(), lambda x: changed(x, lambda x: x.mul_(2)).abs(),
     lambda x: fft.fftshift(x, dim=(-1, -2))[..., 3, 2:5].abs(),
     lambda x: fft.ifftshift(fft.fftshift(x))[..., :2].abs(), lambda x: fft.fftshift(x).abs(),
+    lambda x: scaled(x).abs(), lambda x: x[:, :, :1, :2].abs() + x[:, :, :1, :2].real,
     lambda x: torch.zeros_like(x).abs() + x[..., :1].abs(), over_others, read_before,
     shifted_blocks, summed,
 ])
@@ -315,6 +340,16 @@ def test_a_gradient_asked_for_before_is_complete() -> None:
     due = program(FIELD.clone().requires_grad_())
     on_ranks(lambda x: torch.testing.assert_close(
         program(x).full_tensor(), due), ROWS, {"x": 2})
+
+
+def test_a_spectrum_is_gone_with_its_last_use() -> None:
+    def program(x: Any) -> None:
+        spectrum: Any = fft.rfft2(x)
+        part, field = spectrum[..., :2], weakref.ref(spectrum._wait)
+        del spectrum
+        assert field() is None and part.requires_grad
+
+    on_ranks(program, ROWS, {"x": 2})
 
 
 def test_in_checkpoints_and_outside() -> None:

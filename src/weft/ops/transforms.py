@@ -26,9 +26,13 @@ from weft.ops.places import resized
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
 
-__all__ = ["PAGE", "handed_over"]
+__all__ = ["PAGE", "handed_over", "spread_over"]
 
 _aten: Any = torch.ops.aten
+
+
+EVEN = 1.25
+"""How much more than its share the busiest rank may hold of dims that count as evenly divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +159,33 @@ def _along(transform: _Transform, dim: int, layout: Layout) -> list[Step]:
 
 
 def handed_over(
-    layout: Layout, dim: int, done: Sequence[int], pending: Sequence[int]
+    layout: Layout, dim: int, done: Sequence[int], pending: Sequence[int], even: float = EVEN
 ) -> Layout:
     """Each axis that shards `dim` goes to the dim that it divides best; without room it stays."""
-    axes, stay = layout.dims[dim], []
-    layout = layout.gathered((dim,))
-    for axis in axes:
-        places = [other for other in range(layout.ndim)
-                  if other != dim and max(layout.sizes_of(other)) > 1]
-        if places:
-            best = min(places, key=lambda at: _unfitness(layout, at, axis, done, pending))
-            layout = layout.divided(best, (axis,))
-        else:
-            stay.append(axis)
+    axes = layout.dims[dim]
+    layout, stay = spread_over(layout.gathered((dim,)), axes, done, pending, even, but=dim)
     return layout.divided(dim, stay) if stay else layout
 
 
+def spread_over(
+    layout: Layout, axes: Sequence[int], done: Sequence[int], pending: Sequence[int],
+    even: float, but: int | None = None,
+) -> tuple[Layout, list[int]]:
+    """Each axis goes to the dim, but one, that it divides best; and those that find no room."""
+    stay: list[int] = []
+    for axis in axes:
+        places = [other for other in range(layout.ndim)
+                  if other != but and max(layout.sizes_of(other)) > 1]
+        if places:
+            best = min(places, key=lambda at: _unfitness(layout, at, axis, done, pending, even))
+            layout = layout.divided(best, (axis,))
+        else:
+            stay.append(axis)
+    return layout, stay
+
+
 def _unfitness(
-    layout: Layout, dim: int, axis: int, done: Sequence[int], pending: Sequence[int]
+    layout: Layout, dim: int, axis: int, done: Sequence[int], pending: Sequence[int], even: float
 ) -> tuple[float, ...]:
     """The cost, for ranking, of sharding `dim` by one more axis.
 
@@ -183,13 +196,9 @@ def _unfitness(
     busiest = -(-max(layout.sizes_of(dim)) // size)
     uneven = busiest * layout.num_shards(dim) * size / layout.shape[dim]
     kind = 2 if dim in pending else 0 if dim in done else 1
-    if kind < 2 and uneven <= _EVEN:
+    if kind < 2 and uneven <= even:
         return 0, kind, uneven
     return (3 if uneven >= 2 else 2 if kind == 2 else 1), uneven, kind
-
-
-_EVEN = 1.25
-"""How much more than its share the busiest rank may hold of dims that count as evenly divided."""
 
 
 def _by_exchanges(

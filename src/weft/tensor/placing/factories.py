@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.core.scopes import block
-from weft.tensor.placing.few_modes import Zeros, begun
+from weft.tensor.placing.few_modes import STARTS, Fields, Zeros, begun
 from weft.tensor.placing.waiting import Unplaced, Wait, unplaced
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.nodes import transforms
@@ -45,10 +45,10 @@ def sharded_factories() -> Iterator[None]:
     have in common; dims of other lengths are cut evenly. It stays plain if it is used in any other
     way before, if the value is replicated, if it has no dims or requires a gradient.
 
-    Fourier layers that keep few modes exchange those alone. `rfftn` and its kin, of whole and of
-    sharded dims, put the exchange off until a slice says which modes of the whole dims are read;
-    an inverse transform of zeros, to which blocks were written, exchanges the blocks. A slice then
-    shares no memory with its spectrum, whose own gradient cannot be asked for afterwards.
+    Fourier layers that keep few modes send those alone. `rfftn` and its kin wait for slices, which
+    say which modes are read; an inverse transform of zeros, to which blocks were written, sends the
+    blocks. A slice then shares no memory with its spectrum, whose own gradient cannot be asked for
+    afterwards.
 
     It is a mode of the thread; with simulated ranks, enter it in the program of each rank.
     """
@@ -57,6 +57,10 @@ def sharded_factories() -> Iterator[None]:
 
 
 class _Factories(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: Fields = {}
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -65,11 +69,11 @@ class _Factories(TorchFunctionMode):
             size, *rest = _size_first(func, args, kwargs)
             if _is_shape(size) and not kwargs.get("requires_grad") and not _is_internal():
                 named = {name: kwargs[name] for name in kwargs if name != "size"}
-                return _unplaced(partial(_made, func, rest, named), size)
+                return _unplaced(partial(_made, func, rest, named), size, self.fields)
         elif type(kwargs.get("out")) is Unplaced:  # before its operands are asked
             return Unplaced.__torch_function__(func, types, args, kwargs)
-        elif args and type(args[0]) is ShardTensor and transforms() is None:
-            waiting = begun(func, args, kwargs)
+        elif func in STARTS and args and type(args[0]) is ShardTensor and transforms() is None:
+            waiting = begun(func, args, kwargs, self.fields)
             if waiting is not None:
                 return waiting
         if func is torch.Tensor.backward:
@@ -78,12 +82,14 @@ class _Factories(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _unplaced(make: Callable[[Sequence[int]], torch.Tensor], size: Sequence[int]) -> torch.Tensor:
+def _unplaced(
+    make: Callable[[Sequence[int]], torch.Tensor], size: Sequence[int], fields: Fields
+) -> torch.Tensor:
     one = make([1] * len(size))
     if type(one) is not torch.Tensor:  # a tracer's
         return make(size)
     number, of_size = 0 if one.is_meta else one.item(), partial(make, size)
-    wait = Zeros(of_size) if one.is_complex() and number == 0 else Wait(of_size, number)
+    wait = Zeros(of_size, fields) if one.is_complex() and number == 0 else Wait(of_size, number)
     return unplaced(wait, size, one.dtype, one.device)
 
 

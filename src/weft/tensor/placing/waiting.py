@@ -56,12 +56,13 @@ class Wait:
     """How a tensor without data gets them.
 
     Args:
-        make: makes the plain tensor, or the block of a base that is there.
+        make: makes the plain tensor, or the block of a base that is there; None of other kinds,
+            which say in `made` how they are made.
         number: of which a factory's is full.
         block_in: the base of a block, and its index. blocks: those that wait with this base.
     """
 
-    make: Callable[[], torch.Tensor]
+    make: Callable[[], torch.Tensor] | None
     number: Any = None
     block_in: tuple[Unplaced, Any] | None = None
     blocks: list[weakref.ref[Unplaced]] = field(default_factory=list["weakref.ref[Unplaced]"])
@@ -81,6 +82,7 @@ class Wait:
     def made(self, dtype: torch.dtype, placed: Placed | None) -> torch.Tensor:
         """The tensor with its data: in a layout, or as it is without one."""
         if placed is None:
+            assert self.make is not None
             return self.make()
         mesh, layout = placed
         return full(layout.shape, self.number, dtype=dtype, mesh=mesh, placements=layout)
@@ -178,7 +180,7 @@ def _fill(tensor: Any, made: torch.Tensor) -> None:
     for ref in blocks:
         one: Any = ref()
         if one is not None:
-            _fill(one, one._wait.make())
+            _fill(one, one._wait.made(one.dtype, None))
 
 
 def _followed(
