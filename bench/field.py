@@ -30,7 +30,7 @@ _STEPS = 4
               help="Rounds of the interleaving.")
 @explained
 def field(size: int, rounds: int) -> None:
-    """Bytes, memory and time of a stencil and a small U-Net on a field of sharded rows.
+    """Bytes, memory and time of a stencil, a small U-Net and a Fourier layer; rows are sharded.
 
     Bytes that a rank receives in one step, and its peak of memory against its share of one
     process's, on 1, 2 and 4 simulated ranks. Then the time of a step of 2 gloo ranks on this

@@ -1,15 +1,18 @@
-"""What `weft bench field` runs: a stencil and a small U-Net, which know of no mesh."""
+"""What `weft bench field` runs: a stencil, a small U-Net, a Fourier layer. They know of no mesh."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["PROGRAMS", "field_of", "stencil", "unet"]
+import weft
+
+__all__ = ["PROGRAMS", "field_of", "fno", "stencil", "unet"]
 
 
 def stencil(model: Any, u: Tensor) -> Tensor:
@@ -46,8 +49,37 @@ def unet(model: Any, x: Tensor) -> Tensor:
     return out.detach()
 
 
+class _FNO(nn.Module):
+    """A Fourier layer beside a convolution of one position (Li et al., 2021)."""
+
+    def __init__(self, width: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.enter, self.beside, self.leave = (
+            nn.Conv2d(first, last, 1) for first, last in ((1, width), (width, width), (width, 1)))
+        self.low, self.high = (
+            nn.Parameter(torch.randn(width, width, modes, modes, dtype=torch.cfloat) / width)
+            for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        spectrum, modes = torch.fft.rfft2(x), self.modes
+        out = torch.zeros(spectrum.shape, dtype=spectrum.dtype, device=x.device)
+        for rows, weight in ((slice(modes), self.low), (slice(-modes, None), self.high)):
+            part = spectrum[:, :, rows, :modes]
+            out[:, :, rows, :modes] = torch.einsum("bixy,ioxy->boxy", part, weight)
+        return self.leave(F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + self.beside(x)))
+
+
+def fno(model: Any, x: Tensor) -> Tensor:
+    """Forward and backward; where the field is sharded, so is what the layer makes."""
+    with weft.sharded_factories() if isinstance(x, weft.ShardTensor) else nullcontext():
+        return unet(model, x)
+
+
 PROGRAMS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[], nn.Module]]] = {
     "stencil": (stencil, nn.Identity), "U-Net": (unet, lambda: _UNet(8)),
+    "FNO": (fno, lambda: _FNO(8, 16)),
 }
 """Name -> a step, and what makes its model."""
 
