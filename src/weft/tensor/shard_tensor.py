@@ -90,7 +90,7 @@ class ShardTensor(FromMeta, InLayouts, AsValue, _Base):
     _node: Any
     _followers: Any
     _refuse_gradient: Any = None
-    """Raises, of a tensor whose own gradient cannot be complete (`placing.few_modes`)."""
+    """Raises, of a tensor whose own gradient cannot be complete (`placing.spectra`)."""
     _times_set: int = 0
     """How often `x.data = ` has given it other memory: the same on all ranks, as no address is."""
 

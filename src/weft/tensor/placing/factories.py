@@ -3,7 +3,7 @@ written to it.
 
 A factory that is given no ShardTensor cannot know a layout. So what it makes inside waits
 (`placing.waiting`): a write of a sharded value makes it a ShardTensor, any other use a plain
-tensor. Spectra of which few modes are read wait as well (`placing.few_modes`).
+tensor. Spectra of which few modes are read wait as well (`placing.spectra`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.core.scopes import block
-from weft.tensor.placing.few_modes import STARTS, Fields, Zeros, begun
+from weft.tensor.placing.spectra import STARTS, Fields, Zeros, begun
 from weft.tensor.placing.waiting import Unplaced, Wait, unplaced
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.nodes import transforms
