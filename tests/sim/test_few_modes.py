@@ -342,6 +342,22 @@ def test_a_gradient_asked_for_before_is_complete() -> None:
         program(x).full_tensor(), due), ROWS, {"x": 2})
 
 
+def test_autocast_does_not_narrow_it() -> None:
+    def program(x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            spectrum = fft.rfft2(x)
+            out = torch.zeros(spectrum.shape, dtype=spectrum.dtype)
+            out[:, :, :MODES, :MODES] = 2 * spectrum[:, :, :MODES, :MODES]
+            return fft.irfft2(out, s=x.shape[-2:])
+
+    x = FIELD.float().requires_grad_()
+    due = gradients(program(x), x)
+    for placements, mesh in PLACES[:3]:
+        on_ranks(lambda x: torch.testing.assert_close(
+            [one.full_tensor() for one in gradients(program(x), x)], due),  # type: ignore
+            placements, mesh, FIELD.float())
+
+
 def test_a_spectrum_is_gone_with_its_last_use() -> None:
     def program(x: Any) -> None:
         spectrum: Any = fft.rfft2(x)

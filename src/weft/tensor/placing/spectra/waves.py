@@ -14,6 +14,7 @@ from string import ascii_uppercase
 from typing import Any
 
 import torch
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.core import Layout
 from weft.tensor.placing.construct import arange
@@ -88,4 +89,5 @@ def _product(x: Any, waves: Any, dim: int, names: str) -> Any:
     given[dim] = "n" if names == "mn" else "m"
     made = list(given)
     made[dim] = "m" if names == "mn" else "n"
-    return torch.einsum(f"{''.join(given)},{names}->{''.join(made)}", x, waves)
+    with _DisableAutocast():  # transforms are not cast to narrow dtypes
+        return torch.einsum(f"{''.join(given)},{names}->{''.join(made)}", x, waves)
