@@ -330,6 +330,35 @@ def test_what_cannot_be_right_is_refused() -> None:
     on_ranks(program, ROWS, {"x": 2})
 
 
+@pytest.mark.parametrize("wrong", [
+    lambda x: fft.rfft2(x)[..., 7], lambda x: fft.rfft2(x)[..., :2, -8],
+    lambda x: fft.rfft2(x)[:, :, :, :2, 0], lambda x: fft.rfft2(x)[..., :2, 1.0],
+    lambda x: fft.rfftn(x, dim=(1, 1))[:, :1], lambda x: fft.rfft2(x, dim=(-1, 9)),
+    lambda x: fft.rfft(x, dim=(3,)), lambda x: fft.rfft(x * 1j),
+    lambda x: fft.rfft2(x, norm="x")[..., :2],
+    lambda x: written(torch.zeros(2, 4, 9, 12, dtype=x.dtype.to_complex()) * fft.rfft2(x)),
+    lambda x: blocks(x, (..., slice(3)), fft.rfft2(x)[..., :2]),
+    lambda x: fft.irfft2(blocks(x, (..., slice(2)), fft.rfft2(x)[..., :2]), dim=(0, 0)),
+    lambda x: fft.irfft2(blocks(x, (..., slice(2)), fft.rfft2(x)[..., :2]), s=(3,)),
+    lambda x: fft.irfft2(blocks(x, (..., slice(2)), fft.rfft2(x)[..., :2]), norm="x"),
+])
+def test_errors_are_torchs(wrong: Any) -> None:
+    with pytest.raises(Exception) as due:
+        wrong(FIELD)
+
+    def program(x: Any) -> None:
+        with pytest.raises(type(due.value)):
+            print(wrong(x))
+
+    on_ranks(program, ROWS, {"x": 2})
+
+
+def blocks(x: Tensor, index: Any, value: Tensor) -> Tensor:
+    out = torch.zeros(2, 4, 16, 7, dtype=x.dtype.to_complex())
+    out[index] = value
+    return out
+
+
 def test_a_gradient_asked_for_before_is_complete() -> None:
     def program(x: Any) -> Any:
         spectrum = fft.rfft2(x)

@@ -21,15 +21,17 @@ Ranges = Mapping[int, Sequence[Range]]
 
 
 def box_of(shape: Sequence[int], index: Any) -> list[Range] | None:
-    """What `x[index]` reads of each dim; None if it is no box, or an empty one."""
+    """What `x[index]` reads of each dim; None if it is no box, an empty one, or out of bounds."""
     items = items_of(shape, index)
-    if items is None:
+    if items is None or len(items) != len(shape):
         return None
     box: list[Range] = []
     for item, length in zip(items, shape):
         start, stop, step = item.indices(length) if isinstance(item, slice) else (
             item % length, item % length + 1, 1)
-        if step != 1 or start >= stop:
+        if step != 1 or start >= stop or not (
+            isinstance(item, slice) or -length <= item < length
+        ):
             return None
         box.append((start, stop))
     return box
