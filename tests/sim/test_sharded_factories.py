@@ -52,6 +52,11 @@ def put(out: Tensor, x: Any, at: Any) -> Tensor:
     (lambda x: put(torch.zeros(size=(2, 8, 6), dtype=x.dtype), x, slice(None)), "[2, 8@x, 6]"),
     (lambda x: put(torch.zeros(8, 6, 2, dtype=x.dtype), x, (..., 1)), "[8@x, 6, 2]"),
     (lambda x: torch.zeros(8, 6, dtype=x.dtype).copy_(x), "[8@x, 6]"),
+    (lambda x: put(torch.zeros_like(torch.zeros(2, 8, 6, dtype=x.dtype)), x, 1), "[2, 8@x, 6]"),
+    (lambda x: put(torch.zeros(3).new_ones(8, 6, dtype=x.dtype), x, slice(None)) + x, "[8@x, 6]"),
+    (lambda x: put(torch.ones_like(torch.zeros(2, 8, 6), dtype=x.dtype), x, 1), "[2, 8@x, 6]"),
+    (lambda x: put(torch.empty(9, dtype=x.dtype).new_zeros((8, 9)), x, (..., slice(6))),
+     "[8@x, 9]"),
     (lambda x: torch.zeros(8, 6, dtype=x.dtype).add_(x, alpha=2), "[8@x, 6]"),
     (lambda x: torch.zeros(5, 6, dtype=x.dtype).index_add_(
         0, torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), x), "[5@x, 6]"),

@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.core.scopes import block
-from weft.tensor.placing.spectra import STARTS, Fields, Zeros, begun
-from weft.tensor.placing.waiting import Unplaced, Wait, unplaced
+from weft.tensor.placing.spectra import STARTS, Fields, begun, waiting_for
+from weft.tensor.placing.waiting import Unplaced, unplaced
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.nodes import transforms
 
@@ -88,8 +88,7 @@ def _unplaced(
     one = make([1] * len(size))
     if type(one) is not torch.Tensor:  # a tracer's
         return make(size)
-    number, of_size = 0 if one.is_meta else one.item(), partial(make, size)
-    wait = Zeros(of_size, fields) if one.is_complex() and number == 0 else Wait(of_size, number)
+    wait = waiting_for(partial(make, size), 0 if one.is_meta else one.item(), one.dtype, fields)
     return unplaced(wait, size, one.dtype, one.device)
 
 

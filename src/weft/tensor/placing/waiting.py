@@ -20,13 +20,13 @@ from weft.tensor.placing.construct import full
 from weft.tensor.placing.in_place import exchange
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import written_by
-from weft.tensor.trace.capture import shape_at
+from weft.tensor.trace.capture import shape_at, unwatched
 from weft.tensor.trace.trees import leaves
 from weft.transport.nodes import with_gradient
 
 __all__ = [
-    "Placed", "Unplaced", "Wait", "become", "get_item", "items_of", "layout_of_write", "set_item",
-    "unplaced",
+    "LIKE", "Placed", "Unplaced", "Wait", "become", "get_item", "items_of", "layout_of_write",
+    "like", "set_item", "unplaced",
 ]
 
 Placed = tuple[Any, Layout]
@@ -49,6 +49,13 @@ _KNOWN = _properties("device", "dtype", "is_meta", "layout", "ndim", "shape") | 
 _OF_LEAVES = _properties("grad_fn", "is_leaf", "requires_grad")
 """What can be asked besides of a tensor that no graph leads to."""
 (_requires_grad,) = _properties("requires_grad")
+
+
+LIKE: dict[Any, int] = {
+    torch.zeros_like: 0, torch.empty_like: 0, torch.ones_like: 1,
+    torch.Tensor.new_zeros: 0, torch.Tensor.new_empty: 0, torch.Tensor.new_ones: 1,
+}
+"""Functions that make a tensor as another one is, and the number of which it is full."""
 
 
 @dataclass(slots=True)
@@ -77,7 +84,7 @@ class Wait:
         they are needed."""
         if func is get_item and items_of(args[0].shape, args[1]) is not None:
             return _block_of(args[0], args[1])
-        return NotImplemented
+        return like(func, args, kwargs) if func in LIKE else NotImplemented
 
     def made(self, dtype: torch.dtype, placed: Placed | None) -> torch.Tensor:
         """The tensor with its data: in a layout, or as it is without one."""
@@ -132,6 +139,26 @@ def unplaced(
     out: Any = _make_wrapper(Unplaced, size, dtype=dtype, device=device)
     out._wait = wait
     return out
+
+
+def like(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+    wait: Callable[[Callable[[], torch.Tensor], torch.dtype], Wait] | None = None,
+) -> Any:
+    """What a function of LIKE makes of a tensor that waits: another one that does, NotImplemented
+    of other calls. `wait` takes what makes a plain one, and its dtype."""
+    given, *rest = args
+    if not kwargs.keys() <= {"dtype", "device"}:
+        return NotImplemented
+    with unwatched():
+        empty = torch.empty(given.shape, dtype=given.dtype, device="meta")
+        one = func(empty, *rest, **{**kwargs, "device": "meta"})
+    if not one.dim() or not one.numel():
+        return NotImplemented
+    device, number = torch.device(kwargs.get("device") or given.device), LIKE[func]
+    make = partial(torch.full, one.shape, number, dtype=one.dtype, device=device)
+    return unplaced(
+        Wait(make, number) if wait is None else wait(make, one.dtype), one.shape, one.dtype, device)
 
 
 def items_of(shape: Sequence[int], index: Any) -> list[int | slice] | None:

@@ -32,11 +32,11 @@ from weft.tensor.placing.spectra.calls import (
     transformed_dims,
 )
 from weft.tensor.placing.spectra.spectrum import Spectrum
-from weft.tensor.placing.spectra.zeros import Zeros
+from weft.tensor.placing.spectra.zeros import Zeros, waiting_for
 from weft.tensor.placing.waiting import unplaced
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["STARTS", "Fields", "Zeros", "begun"]
+__all__ = ["STARTS", "Fields", "begun", "waiting_for"]
 
 STARTS = frozenset((*FORWARD, *REAL, pad_function))
 """Functions of which `begun` may put off a call."""

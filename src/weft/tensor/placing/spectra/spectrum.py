@@ -15,8 +15,18 @@ from weft.tensor.placing.spectra.calls import SHIFTS, Fields, shifts_of
 from weft.tensor.placing.spectra.moves import one_by_one, summed
 from weft.tensor.placing.spectra.ranges import Ranges, box_of, count, rolled, taken
 from weft.tensor.placing.spectra.waves import modes_of
-from weft.tensor.placing.spectra.zeros import zeros_like
-from weft.tensor.placing.waiting import Placed, Wait, get_item, items_of, set_item, unplaced
+from weft.tensor.placing.spectra.zeros import waiting_for
+from weft.tensor.placing.waiting import (
+    LIKE,
+    Placed,
+    Wait,
+    become,
+    get_item,
+    items_of,
+    like,
+    set_item,
+    unplaced,
+)
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["Spectrum"]
@@ -66,9 +76,16 @@ class Spectrum(Wait):
             self._written(args[2])
         if func in SHIFTS:
             return self._shifted(shifts_of(func, self.shape, *args[1:], **kwargs))
-        if func in (torch.zeros_like, torch.Tensor.new_zeros):
-            return zeros_like(func, args, kwargs, self.fields)
-        return NotImplemented
+        return self._like(func, args, kwargs) if func in LIKE else NotImplemented
+
+    def _like(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A tensor like the spectrum: what nothing sharded is written to is sharded as that is."""
+        def make() -> Tensor:
+            become(args[0], None)
+            return func(*args, **kwargs)
+
+        return like(func, args, kwargs, lambda _, dtype: waiting_for(
+            make, LIKE[func], dtype, self.fields))
 
     def made(self, dtype: torch.dtype, placed: Placed | None) -> Tensor:
         self._check()

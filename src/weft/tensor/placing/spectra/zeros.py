@@ -38,18 +38,18 @@ from weft.tensor.placing.spectra.ranges import (
 )
 from weft.tensor.placing.spectra.waves import at_positions, real_at_positions
 from weft.tensor.placing.waiting import (
+    LIKE,
     Placed,
     Unplaced,
     Wait,
-    become,
     layout_of_write,
+    like,
     set_item,
     unplaced,
 )
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.capture import unwatched
 
-__all__ = ["Zeros", "zeros_like"]
+__all__ = ["Zeros", "waiting_for"]
 
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.add_)
 
@@ -72,6 +72,9 @@ class Zeros(Wait):
     def used(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func is set_item and self.written_at(*args):
             return None
+        if func in LIKE:
+            return like(func, args, kwargs, lambda make, dtype: waiting_for(
+                make, LIKE[func], dtype, self.fields))
         if self.written or func in _SUMS:
             if func in _SUMS and len(args) == 2 and not kwargs:
                 return self._sum(func, *args)
@@ -200,6 +203,13 @@ class Zeros(Wait):
         return out
 
 
+def waiting_for(
+    make: Callable[[], Tensor], number: Any, dtype: torch.dtype, fields: Fields
+) -> Wait:
+    """How a tensor that is full of a number waits; `make` makes it plain."""
+    return Zeros(make, fields) if dtype.is_complex and number == 0 else Wait(make, number)
+
+
 def _at_home(
     x: Any, to: Layout, dims: Sequence[int], kept: Ranges, real: int | None, norm: str | None
 ) -> Any:
@@ -226,23 +236,3 @@ def _at_home(
 
 def _cast(blocks: Sequence[Block], dtype: torch.dtype) -> list[Block]:
     return [(box, value.to(dtype)) for box, value in blocks]
-
-
-def zeros_like(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], fields: Fields
-) -> Any:
-    """What zeros_like and new_zeros of a spectrum make."""
-    spectrum, *rest = args
-    if not kwargs.keys() <= {"dtype", "device"}:
-        return NotImplemented
-    with unwatched():
-        empty = torch.empty(spectrum.shape, dtype=spectrum.dtype, device="meta")
-        like = func(empty, *rest, **{**kwargs, "device": "meta"})
-
-    def make() -> Tensor:
-        become(spectrum, None)
-        return func(spectrum, *rest, **kwargs)
-
-    device = torch.device(kwargs.get("device") or spectrum.device)
-    wait = Zeros(make, fields) if like.is_complex() else Wait(make, 0)
-    return unplaced(wait, like.shape, like.dtype, device)
