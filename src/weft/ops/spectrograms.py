@@ -45,6 +45,8 @@ def _stft(
         out = _aten._fft_r2c(frames, [2], norm, onesided is not False)
     out = out.transpose(1, 2)
     out = out if x.dim() == 2 else out.squeeze(0)
+    if return_complex is None:  # torch asks for it where all is real
+        return_complex = frames.is_complex()
     return out if return_complex else torch.view_as_real(out)
 
 
