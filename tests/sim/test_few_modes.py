@@ -283,6 +283,34 @@ def test_questions_move_nothing_more(ask: Any) -> None:
         assert found == due and nbytes <= 2 * 4 * 8 * 2 * 16
 
 
+def test_what_only_sharded_tensors_have() -> None:
+    def program(x: Any) -> None:
+        assert str(fft.rfft2(x).sharding) == "[2, 4, 16, 7@x]"  # type: ignore[attr-defined]
+        zeros: Any = blocks(x, (..., slice(2)), fft.rfft2(x)[..., :2])
+        torch.testing.assert_close(
+            zeros.full_tensor(), blocks(FIELD, (..., slice(2)), fft.rfft2(FIELD)[..., :2]))
+        assert not hasattr(torch.zeros(2, dtype=torch.complex64), "sharding")
+        assert not hasattr(fft.rfft2(x), "no_such_name")
+
+    on_ranks(program, ROWS, {"x": 2})
+
+
+def test_meshes_of_other_ranks_know_their_own_fields() -> None:
+    """A rank that transforms a field of its own goes on as the others do."""
+    def program() -> None:
+        mesh, own = weft.init_mesh({"x": 2}), weft.init_mesh({"x": 1}, ranks=(0,))
+        x = weft.distribute_tensor(FIELD, mesh, ROWS)
+        with weft.sharded_factories():
+            spectrum = fft.rfft2(x)[..., :2]
+            if mesh.get_rank() == 0:
+                fft.rfft2(weft.distribute_tensor(FIELD, own, P(None, None, None, "x")))
+            out: Any = fft.irfft2(blocks(x, (..., slice(2)), spectrum), s=x.shape[-2:])
+        due = fft.irfft2(blocks(FIELD, (..., slice(2)), fft.rfft2(FIELD)[..., :2]), s=(16, 12))
+        torch.testing.assert_close(out.full_tensor(), due)
+
+    weft.testing.run(lambda mesh: program(), num_ranks=2)
+
+
 def test_no_graph_where_torch_makes_none() -> None:
     def program(x: Any) -> None:
         spectrum = fft.rfft2(x)

@@ -79,6 +79,11 @@ class Wait:
         """Whether no graph leads to the tensor."""
         return True
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is known to become a ShardTensor."""
+        return False
+
     def used(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of a call, whose first argument waits so, without its data; NotImplemented if
         they are needed."""
@@ -121,6 +126,13 @@ class Unplaced(torch.Tensor):
             if type(one) is Unplaced:  # it may have become another one's base
                 become(one, _followed(one, func, args, kwargs) if id(one) in written else None)
         return func(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What only ShardTensors have, of one that is to be one."""
+        if not name.startswith("_") and self._wait.is_sharded and hasattr(ShardTensor, name):
+            become(self, None)
+            return getattr(self, name)
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
 
     @classmethod
     def __torch_dispatch__(

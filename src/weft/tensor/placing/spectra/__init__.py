@@ -63,7 +63,7 @@ def _spectrum(
     real = dims[-1] if func in REAL else None
     if input.dtype not in (FLOATS if real is not None else (*FLOATS, *COMPLEX)):
         return None
-    fields[field_key(dims, input.shape)] = layout
+    fields[field_key(input._meta.mesh, dims, input.shape)] = layout
     if first and real not in rest:
         base = (fft.fftn if real is None else fft.rfftn)(input, dim=first, norm=norm)
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fft
 
+from weft.comm import BoundMesh
 from weft.core import Layout
 
 __all__ = [
@@ -24,9 +25,8 @@ _OF_TWO_DIMS = (fft.fft2, fft.rfft2, fft.ifft2, fft.irfft2)
 SHIFTS = (fft.fftshift, fft.ifftshift)
 FLOATS, COMPLEX = (torch.float32, torch.float64), (torch.complex64, torch.complex128)
 
-Fields = dict[tuple[tuple[int, int], ...], Layout]
-"""The layouts of fields that were transformed, by their transformed dims, counted from the last,
-and lengths."""
+Fields = dict[Any, Layout]
+"""The layouts of fields that were transformed, by `field_key`."""
 
 
 def transformed_dims(func: Any, ndim: int, s: Any, dim: Any) -> list[int] | None:
@@ -46,9 +46,10 @@ def transformed_dims(func: Any, ndim: int, s: Any, dim: Any) -> list[int] | None
     return dims if dims and len({*dims}) == len(dims) else None
 
 
-def field_key(dims: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """What finds the layout of a field of this shape, of which these dims are transformed."""
-    return tuple(sorted([(dim - len(shape), shape[dim]) for dim in dims]))
+def field_key(mesh: BoundMesh, dims: Sequence[int], shape: Sequence[int]) -> Any:
+    """What finds the layout of a field: its mesh, whose ranks all know the same fields, and the
+    dims that are transformed, counted from the last, with their lengths."""
+    return mesh, *sorted([(dim - len(shape), shape[dim]) for dim in dims])
 
 
 def shifts_of(func: Any, shape: Sequence[int], dim: Any = None) -> dict[int, int]:

@@ -69,6 +69,10 @@ class Spectrum(Wait):
     def is_leaf(self) -> bool:
         return not self.base.requires_grad
 
+    @property
+    def is_sharded(self) -> bool:
+        return True
+
     def used(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func is get_item:
             return self._slice(args[1])

@@ -69,6 +69,10 @@ class Zeros(Wait):
     def is_leaf(self) -> bool:
         return not any(value.requires_grad for _, value in self.written)
 
+    @property
+    def is_sharded(self) -> bool:
+        return self.placed is not None
+
     def used(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func is set_item and self.written_at(*args):
             return None
@@ -172,7 +176,7 @@ class Zeros(Wait):
         """The layout of values of this shape where the dims of modes are sharded as those of the
         field that was transformed; None if none was, or an exchange of lines, which may lead to
         another layout, moves less than half."""
-        near, own = self.fields.get(field_key([*kept], shape)), x._meta.layout
+        near, own = self.fields.get(field_key(x._meta.mesh, [*kept], shape)), x._meta.layout
         if near is None or near.mesh != own.mesh or (
             own.is_partial or x.dtype not in COMPLEX
         ):
