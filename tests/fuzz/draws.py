@@ -143,9 +143,9 @@ def _checkpoint(
     selective ones either, which do not take what is written in place (recurrences do that).
 
     Where a backward fails, how much has been computed again by then is nobody's promise: batch
-    norms count it.
+    norms count it, and spectral norms iterate.
     """
-    if "failed back" in events and {"sync", "batch", "written"} & {*kinds}:
+    if "failed back" in events and {"sync", "batch", "written", "spectral"} & {*kinds}:
         return ""
     if way == "inner":  # computed again with the module's weights, not with those of the call
         return ""
