@@ -1,4 +1,4 @@
-"""Fourier layers inside `weft.sharded_factories()`: modes that nobody reads or writes stay home."""
+"""Fourier layers inside `weft.sharded_factories()` send only modes that are read or written."""
 
 from __future__ import annotations
 
@@ -221,6 +221,12 @@ def scaled(x: Tensor) -> Tensor:
     return x
 
 
+def filtered(x: Tensor) -> Tensor:
+    x[..., :2] = x[..., :2] * 3
+    x[..., 4:] = 0
+    return x
+
+
 def over_others(x: Tensor) -> Tensor:
     out = torch.zeros(x.shape, dtype=x.dtype)
     out[..., :3] = x[..., :3]
@@ -258,7 +264,8 @@ def summed(x: Tensor) -> Tensor:
     lambda x: written(x).abs(), lambda x: changed(x, lambda x: x.mul_(2)).abs(),
     lambda x: fft.fftshift(x, dim=(-1, -2))[..., 3, 2:5].abs(),
     lambda x: fft.ifftshift(fft.fftshift(x))[..., :2].abs(), lambda x: fft.fftshift(x).abs(),
-    lambda x: scaled(x).abs(), lambda x: x[:, :, :1, :2].abs() + x[:, :, :1, :2].real,
+    lambda x: scaled(x).abs(), lambda x: filtered(x).abs(),
+    lambda x: x[:, :, :1, :2].abs() + x[:, :, :1, :2].real,
     lambda x: torch.zeros_like(x).abs() + x[..., :1].abs(), over_others, read_before,
     shifted_blocks, summed,
 ])
@@ -338,6 +345,10 @@ def test_the_source_may_change() -> None:
         program(x).full_tensor(), due), ROWS, {"x": 2})  # type: ignore[attr-defined]
 
 
+def put(spectrum: Tensor, value: Any) -> None:
+    spectrum[..., 2:4] = value
+
+
 def test_what_cannot_be_right_is_refused() -> None:
     def program(x: Any) -> None:
         with weft.strict(), pytest.raises(weft.StrictError, match="rfftn"):
@@ -348,6 +359,14 @@ def test_what_cannot_be_right_is_refused() -> None:
             part.detach().mul_(2)
         with pytest.raises(weft.UnsupportedOpError, match="written to"):
             spectrum.abs()
+        spectrum = fft.rfft2(x)
+        parts = [spectrum[..., :2]]
+        for write in (lambda: spectrum.mul_(2), lambda: put(spectrum, 0),
+                      lambda: put(spectrum, parts[0]), lambda: torch.abs(x, out=spectrum)):
+            with pytest.raises(weft.UnsupportedOpError, match="slice of it is in use"):
+                write()
+        parts.clear()
+        put(spectrum, 0)
         spectrum = fft.rfft2(x)
         assert spectrum[..., :2].abs().sum() > 0
         with pytest.raises(weft.UnsupportedOpError, match="retain_grad"):

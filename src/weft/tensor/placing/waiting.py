@@ -91,6 +91,9 @@ class Wait:
             return _block_of(args[0], args[1])
         return like(func, args, kwargs) if func in LIKE else NotImplemented
 
+    def writing(self, func: Any, args: Sequence[Any]) -> None:
+        """A call is about to write to the tensor; an error where that cannot be right."""
+
     def made(self, dtype: torch.dtype, placed: Placed | None) -> torch.Tensor:
         """The tensor with its data: in a layout, or as it is without one."""
         if placed is None:
@@ -123,8 +126,13 @@ class Unplaced(torch.Tensor):
                 return out
         written = {id(one) for one in written_by(func, args, kwargs)}
         for one in leaves((args, kwargs), Unplaced):
-            if type(one) is Unplaced:  # it may have become another one's base
-                become(one, _followed(one, func, args, kwargs) if id(one) in written else None)
+            if type(one) is not Unplaced:  # it has become another one's base
+                continue
+            placed = None
+            if id(one) in written:
+                one._wait.writing(func, args)
+                placed = _followed(one, func, args, kwargs)
+            become(one, placed)
         return func(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

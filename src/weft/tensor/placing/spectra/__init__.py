@@ -1,7 +1,7 @@
-"""Fourier layers inside `weft.sharded_factories()`: modes that nobody reads or writes stay home.
+"""Fourier layers inside `weft.sharded_factories()` send only the modes that are read or written.
 
 A transform of a field with sharded dims waits for slices, which say which modes are read. A dim is
-transformed to few modes as a product (`waves`), whose sum over ranks is all that is sent. To
+transformed to few modes as a product (`dft`), whose sum over ranks is all that is sent. To
 more modes than a rank has positions it is transformed by an exchange, after the modes of other dims
 have been taken.
 

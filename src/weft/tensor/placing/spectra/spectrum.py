@@ -12,9 +12,9 @@ from torch import Tensor, fft
 
 from weft.errors import UnsupportedOpError
 from weft.tensor.placing.spectra.calls import SHIFTS, Fields, shifts_of
+from weft.tensor.placing.spectra.dft import modes_of
 from weft.tensor.placing.spectra.moves import one_by_one, summed
-from weft.tensor.placing.spectra.ranges import Ranges, box_of, count, rolled, taken
-from weft.tensor.placing.spectra.waves import modes_of
+from weft.tensor.placing.spectra.ranges import Range, Ranges, box_of, count, rolled, taken
 from weft.tensor.placing.spectra.zeros import waiting_for
 from weft.tensor.placing.waiting import (
     LIKE,
@@ -59,10 +59,11 @@ class Spectrum(Wait):
             self.shape[real] = base.shape[real] // 2 + 1
         self.read: dict[str, tuple[ShardTensor, int]] = {}
         """The spectra that slices are of, by the modes that they have, and their versions."""
-        self.last: tuple[Any, str] = (None, "")
-        """The last slice, and the modes that it has."""
+        self.slices: list[tuple[weakref.ref[Any], str, list[Range]]] = []
+        """All slices, what they are of, and their boxes."""
 
     def waiting(self) -> Tensor:
+        """The tensor that waits so."""
         return unplaced(self, self.shape, self.base.dtype.to_complex(), self.base.device)
 
     @property
@@ -76,8 +77,6 @@ class Spectrum(Wait):
     def used(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func is get_item:
             return self._slice(args[1])
-        if func is set_item:
-            self._written(args[2])
         if func in SHIFTS:
             return self._shifted(shifts_of(func, self.shape, *args[1:], **kwargs))
         return self._like(func, args, kwargs) if func in LIKE else NotImplemented
@@ -135,16 +134,24 @@ class Spectrum(Wait):
             item if dim not in ranges else slice(None) if isinstance(item, slice) else 0
             for dim, item in enumerate(items_of(self.shape, index) or ())]
         out = out[tuple(items)]
-        self.last = weakref.ref(out), key
+        self.slices.append((weakref.ref(out), key, box))
         return out
 
-    def _written(self, value: Any) -> None:
-        """`x[...] *= 2` writes to a slice first, and then writes that to `x`."""
-        last, key = self.last
-        if last is not None and last() is value and value is not None:
-            made, version = self.read[key]
-            if made._version == version + 1:
-                self.read[key] = made, made._version
+    def writing(self, func: Any, args: Sequence[Any]) -> None:
+        """Slices that are in use would have to change, too. `x[...] *= 2` is right: it writes to a
+        slice first, and then writes that to the same box of `x`."""
+        is_item = func is set_item
+        for ref, key, box in self.slices:
+            part = ref()
+            if part is None:
+                continue
+            if not is_item or part is not args[2] or box != box_of(self.shape, args[1]):
+                raise UnsupportedOpError(
+                    "sharded_factories", "a spectrum is written to while a slice of it is in use",
+                    "inside, a slice of a spectrum is transformed by itself: they share no memory",
+                    [str(part.sharding)], "read spectrum[...].clone()")
+            made, _ = self.read[key]
+            self.read[key] = made, made._version
 
     def _exchanged_for(self, ranges: Ranges) -> list[int] | None:
         """The sharded dims that are transformed by an exchange to have these modes; None if all of

@@ -22,6 +22,7 @@ from weft.tensor.placing.spectra.calls import (
     shifts_of,
     transformed_dims,
 )
+from weft.tensor.placing.spectra.dft import at_positions, real_at_positions
 from weft.tensor.placing.spectra.moves import check_move, one_by_one
 from weft.tensor.placing.spectra.ranges import (
     Range,
@@ -36,7 +37,6 @@ from weft.tensor.placing.spectra.ranges import (
     rolled,
     spread,
 )
-from weft.tensor.placing.spectra.waves import at_positions, real_at_positions
 from weft.tensor.placing.waiting import (
     LIKE,
     Placed,
@@ -165,7 +165,7 @@ class Zeros(Wait):
             x = self._among(kept, few, target)
             to = self._field(x, [lengths.get(at, length) for at, length in enumerate(shape)], kept)
             if to is not None:
-                return _at_home(x, to, dims, kept, real, norm)
+                return _by_products(x, to, dims, kept, real, norm)
             others = sorted([at for at in dims if at != real],
                             key=lambda at: not x._meta.layout.dims[at])
             order = others if real is None else [real, *others]
@@ -177,9 +177,7 @@ class Zeros(Wait):
         field that was transformed; None if none was, or an exchange of lines, which may lead to
         another layout, moves less than half."""
         near, own = self.fields.get(field_key(x._meta.mesh, [*kept], shape)), x._meta.layout
-        if near is None or near.mesh != own.mesh or (
-            own.is_partial or x.dtype not in COMPLEX
-        ):
+        if near is None or own.is_partial or x.dtype not in COMPLEX:
             return None
         offset = near.ndim - len(shape)
         dims, cuts = list(own.dims), list(own.cuts)
@@ -214,7 +212,7 @@ def waiting_for(
     return Zeros(make, fields) if dtype.is_complex and number == 0 else Wait(make, number)
 
 
-def _at_home(
+def _by_products(
     x: Any, to: Layout, dims: Sequence[int], kept: Ranges, real: int | None, norm: str | None
 ) -> Any:
     """The values of modes where a layout has them: each rank gets all modes that it needs."""
