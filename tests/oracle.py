@@ -151,6 +151,7 @@ def same(actual: Tensor, expected: Tensor, what: str, close: Close = None) -> No
         )
         off = (actual.to(torch.complex128) - expected.to(torch.complex128)).abs()
         near = (actual == expected) | (off <= close) | (actual.isnan() & expected.isnan())
+        near |= close.isinf()
         assert near.all(), f"{what}: {int((~near).sum())} of {near.numel()} elements are off"
         return
     alike = (actual.dtype, actual.device, actual.layout) == (

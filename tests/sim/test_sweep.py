@@ -208,6 +208,37 @@ def test_narrow_floats_may_differ_as_far_as_they_round() -> None:
         assert verdict(dataclasses.replace(sample, fn=lambda own: own[0] * 3), due) == kind
 
 
+def test_a_part_may_be_larger_than_the_sum_and_infinite() -> None:
+    """Terms of a gradient may have both signs where those of absolute values have one; beyond the
+    largest number of a dtype a part is infinite, and what is within it is still looked at."""
+    x = torch.tensor([-40.0, -40.0, -8.0, 1.0]).half()
+    first = Sample("0", lambda own: torch.nn.functional.prelu(own[0], own[1]),
+                   (x, torch.tensor(0.5).half()), (False, True))
+    close = dense(first).close(4)[1][1]
+    assert isinstance(close, float) and close >= 5 * 40 * 2**-11
+
+    def scaled(own: list[torch.Tensor]) -> torch.Tensor:
+        return (own[0].double() * own[1].double()).sum()
+
+    x = torch.tensor([[6e4, 1.0], [6e4, 2.0], [-6e4, 3.0]]).half()
+    beyond = Sample("0", lambda own: scaled(own) * 1e3, (x, torch.ones(2).half()), (False, True))
+    close = dense(beyond).close(3)[1][1]
+    assert isinstance(close, torch.Tensor) and close.isinf().tolist() == [True, False]
+    inside = dataclasses.replace(beyond, fn=scaled, tensors=(x / 8, torch.ones(2).half()))
+    close = dense(inside).close(3)[1][1]
+    assert isinstance(close, float) and close < 5 * 22500 * 2**-9
+
+
+def test_what_a_narrow_operand_makes_of_a_wide_one_is_rounded_as_narrow() -> None:
+    weights = torch.rand(16, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    cov = Sample("0", lambda own: own[0].cov(aweights=own[1]), (x, weights), (False, False))
+    close = dense(cov).close(4)[0][0]
+    assert isinstance(close, float) and 1e-10 < close < 1e-6
+    wide = dataclasses.replace(cov, tensors=(x, weights.double()))
+    assert dense(wide).close(4)[0][0] is None
+
+
 def test_a_sample_that_torch_rounds_less_than_others_by_chance() -> None:
     first = next(one for one in samples_of("softmax", torch.float32, 6) if one.name == "1")
     expected = dense(first)

@@ -34,11 +34,9 @@ ops](ops.md) gives the rule of each op; modules have a [page of their own](sweep
 shards an operand, although the result has more elements than a shard of that operand. Samples are
 small: of a few elements a whole result may cost less than what it takes to shard it.
 
-Narrow floats may differ as far as they round; `tests/sweep/rounding.py` says how far. It is
-measured on one process, so four ops count as wrong that round in one more place: `float_power`,
-`normalize` and `prelu` add gradients of ranks that have been rounded to float16 (beyond 65,504
-these are infinite, and of infinities of both signs the sum is NaN), and a point of
-`grid_sampler_3d` in float32 keeps a distance of one rounding to the place of a voxel.
+Narrow floats may differ as far as they round; `tests/sweep/rounding.py` says how far. Each rank
+rounds its part of a sum. In float16 a part beyond 65,504 is infinite, and of infinities of both
+signs the sum is NaN: elements whose terms can get there are left out.
 
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered.
 *Costly* is right without a warning, but some rank received more bytes than the table of families

@@ -11,7 +11,10 @@ a result may be off by
     (g + 1) * (eps / 2 * size + error)
 
 where `size` is the largest absolute value of the plain result, or, where the op adds, of the same
-call on absolute values, and `error` the plain result's largest error. Nothing in it is chosen.
+call on absolute values or from an absolute cotangent, and `error` the plain result's largest error.
+Where such a size is beyond the dtype's largest number, a rank's part may be infinite, and of parts
+of both signs the sum is NaN: such an element may be anything. Nothing in it is chosen. A result
+wider than an operand is rounded as that operand, within the call.
 
 An op that takes element by element rounds each by itself: there `size` is that of the element, and
 `error` the largest of elements as large (up to a factor of two), so that small elements beside
@@ -20,6 +23,7 @@ large ones are looked at, too; and so for gradients of operands that are not bro
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.oracle import Close
+from tests.oracle import TOLERANCE, Close
 
 __all__ = ["NARROW", "Rounding", "rounding"]
 
@@ -37,6 +41,9 @@ NARROW = {
     torch.complex64: torch.complex128,
 }
 """Dtypes that show rounding, and in which their errors are measured."""
+
+_ROUNDED = {*NARROW, *NARROW.values()}
+"""Dtypes of results that may be rounded as a narrower operand is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +86,10 @@ def rounding(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exact = exactly(tensors)
-        sizes = _tried(run, [_absolute(one) for one in tensors],
-                       lambda one, steps: _absolute(steps), *none)
+        wide = [one.to(NARROW.get(one.dtype, one.dtype)) for one in tensors]
+        sizes = tuple([list(map(_larger, *pair)) for pair in zip(*(
+            _tried(run, given, lambda one, steps: _absolute(steps), *none)
+            for given in ([_absolute(one) for one in wide], wide)))])
         errors = _errors((results, gradients), exact)
         for seed in range(_OTHERS if adds else 0):
             given = [_beside(one, seed) for one in tensors]
@@ -125,8 +134,8 @@ def _errors(
 ) -> list[list[float]]:
     """The largest error of each result and gradient; zero where nothing is narrow or known."""
     return [
-        [_largest(due.to(NARROW[due.dtype]) - wide)
-         if isinstance(due, Tensor) and due.dtype in NARROW and _is_like(wide, due) else 0.0
+        [_largest(due.to(NARROW.get(due.dtype, due.dtype)) - wide)
+         if isinstance(due, Tensor) and due.dtype in _ROUNDED and _is_like(wide, due) else 0.0
          for due, wide in zip(*pair)]
         for pair in zip(found, exact)
     ]
@@ -155,15 +164,30 @@ def _absolute(one: Tensor) -> Tensor:
 
 def _once(due: Any, exact: Any, size: Any, error: float, each: bool) -> Close:
     """How far one result is rounded by one rank; each of its elements by itself."""
-    if not isinstance(due, Tensor) or due.dtype not in NARROW:
+    if not isinstance(due, Tensor) or due.dtype not in _ROUNDED:
+        return None
+    if due.dtype not in NARROW and error <= TOLERANCE[due.dtype]:
         return None
     if each and _is_like(exact, due):
-        wide = due.detach().to(NARROW[due.dtype])
+        wide = due.detach().to(NARROW.get(due.dtype, due.dtype))
         errors = (wide - exact.detach()).abs().nan_to_num(0.0, 0.0)  # not finite: the same is due
         sizes = torch.finfo(due.dtype).eps / 2 * wide.abs().nan_to_num(0.0, 0.0)
         return sizes + _among_alike(wide.abs(), errors)
     largest = max(_largest(due), _largest(size) if _is_like(size, due) else 0.0)
-    return torch.finfo(due.dtype).eps / 2 * largest + error
+    most = torch.finfo(due.dtype).eps / 2 * largest + error
+    if _is_like(size, due):
+        size = size.detach().abs()
+        beyond = (size > torch.finfo(due.dtype).max) & size.isfinite()
+        if beyond.any():
+            return torch.where(beyond, math.inf, most)
+    return most
+
+
+def _larger(one: Any, other: Any) -> Any:
+    """The larger of two values, element by element; the one that is there."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+        return one if isinstance(one, Tensor) else other
+    return torch.maximum(one.detach().abs(), other.detach().abs())
 
 
 def _among_alike(sizes: Tensor, errors: Tensor) -> Tensor:
