@@ -167,11 +167,11 @@ class _Dim:
             return _shown(reads, self.length, self.padding, self.aligned)
         return torch.arange(*reads)
 
-    def scale(self, size: int) -> float:
+    def scale(self, size: int, aligned: bool) -> float:
         """How far a point moves in a box of so many places, as a multiple of how far it moves in
         the grid."""
         moves = self.length - 1 if self.aligned else self.length
-        return 0.0 if self.mode == _NEAREST else moves / size
+        return 0.0 if self.mode == _NEAREST else moves / (size - 1 if aligned else size)
 
 
 def _sampled(
@@ -191,9 +191,11 @@ def _sampled(
         if dim.turns:
             image = image.index_select(at + 2, (places - start).to(x.device))
     image = widened(image)
-    inside = _in_box(grid, seen, reads, image.dtype)
+    # Aligned, the ends of the box are exact: points beyond the image are put there.
+    aligned = (aligned or seen[0].bends) and min(image.shape[2:]) > 1
+    inside = _in_box(grid, seen, reads, aligned, image.dtype)
     kernel = torch.ops.aten.grid_sampler_3d if len(lengths) == 3 else torch.ops.aten.grid_sampler_2d
-    return kernel(image, inside, mode, _ZEROS, False).to(x.dtype)
+    return kernel(image, inside, mode, _ZEROS, aligned).to(x.dtype)
 
 
 def _pieces(*grids: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -205,7 +207,8 @@ def _pieces(*grids: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _in_box(
-    grid: Tensor, dims: Sequence[_Dim], reads: Sequence[Interval], dtype: torch.dtype
+    grid: Tensor, dims: Sequence[_Dim], reads: Sequence[Interval], aligned: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The points of a grid as -1 to 1 of a box, a piece at a time. Autograd keeps none of them; if
     places do not move as their points do beyond the ends, it keeps a byte for each."""
@@ -216,10 +219,10 @@ def _in_box(
     grids = (grid.detach(), out) if slopes is None else (grid.detach(), out, slopes)
     scales = [0.0] * len(dims)
     for dim, (start, stop) in zip(dims, reads):
-        scales[dim.at] = dim.scale(stop - start)
+        scales[dim.at] = dim.scale(stop - start, aligned)
         for points, inside, *slope in _pieces(*grids):
             base, beyond, moves = dim.points(points)
-            inside[..., dim.at] = _inside(base - start, beyond, stop - start, dtype)
+            inside[..., dim.at] = _inside(base - start, beyond, stop - start, aligned, dtype)
             if slope and moves is not None:
                 slope[0][..., dim.at] = moves
     own = grid.dtype
@@ -288,12 +291,19 @@ def _shown(reads: Interval, length: int, padding: int, aligned: bool) -> Tensor:
     return torch.minimum(places, 2 * length - 2 - places)
 
 
-def _inside(base: Tensor, beyond: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Points as -1 to 1 of a box. They keep a distance to whole places, so that the kernel, which
-    rounds, takes the same place before each."""
+def _inside(
+    base: Tensor, beyond: Tensor, size: int, aligned: bool, dtype: torch.dtype
+) -> Tensor:
+    """Points as -1 to 1 of a box, so that the kernel, which rounds, takes the same place before
+    each: where it would take another one, a point keeps a distance to whole places."""
+    span, shift = (size - 1, 0) if aligned else (size, 1)
+    base, beyond = base.to(dtype), beyond.to(dtype)
+    inside = (2 * (base + beyond) + shift) / span - 1
     least = min(size * torch.finfo(dtype).eps, 0.25)
-    beyond = beyond.to(dtype).clamp(least, 1 - least)
-    return (2 * (base.to(dtype) + beyond) + 1) / size - 1
+    apart = (2 * (base + beyond.clamp(least, 1 - least)) + shift) / span - 1
+    if dtype is torch.float64:  # `_places` does not round as the kernel does
+        return apart
+    return torch.where(_places(inside, size, aligned).floor() == base, inside, apart)
 
 
 PAGE = page(
