@@ -91,10 +91,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "vander": (lambda a: torch.vander(a.detach()) + a.sum(), ((4,),)),
     "rot90": (lambda a: a.rot90(), ((3, 2),)),
     "unfold": (lambda a: a.unfold(0, 2, 1) * 1, ((4, 2),)),
+    "unfold select": (lambda a: a.unfold(0, 2, 1)[..., 1].contiguous().view(-1), ((4, 2),)),
     "pixel_shuffle": (lambda a: F.pixel_shuffle(a, 2), ((2, 4, 2, 3),)),
     "pad reflect": (lambda a: F.pad(a, (2, 1), mode="reflect"), ((2, 4),)),
     "glu": (lambda a: F.glu(a, 0), ((4, 2),)),
     "gradient": (lambda a: torch.gradient(a, dim=0), ((4, 2),)),
+    "gradient at places": (lambda a: torch.gradient(
+        a, spacing=(torch.arange(a.shape[0]).double() ** 2,), dim=0), ((4, 2),)),
     "trapezoid": (lambda a: torch.trapezoid(a, dim=0), ((4, 2),)),
     "cumulative_trapezoid": (lambda a: torch.cumulative_trapezoid(a, dim=0), ((4, 2),)),
     # Counts: means, degrees of freedom, batches, classes.

@@ -246,13 +246,14 @@ def _unfold_view(call: Call, wants_grad: Any) -> str | None:
 
 
 def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
-    """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
+    """A view of the box; a copy in the order of dims, where torch makes one."""
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
+    copies = call.base == "unfold_copy"
 
     def unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        windows = x.unfold(dim, size, step).movedim(-1, dim + 1)
-        return windows.clone(memory_format=torch.contiguous_format).movedim(dim + 1, -1)
+        windows = x.unfold(dim, size, step)
+        return windows.contiguous() if copies else windows
 
     return unfold, boxed.args, boxed.kwargs
 

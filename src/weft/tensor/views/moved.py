@@ -216,7 +216,7 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if has_data or overlaps or meta.layout.has_empty_shards:
             one = _shown_once(local, meta)
             copied = laid(one, full_order(meta.shape, meta.stride())) if overlaps else local
-            copied = one.clone() if copied is one else copied
+            copied = _copied(one) if copied is one else copied
             out._local = copied if one is local else copied.expand(local.shape)
         else:  # what the base has become for this call counts the writes to it
             out._local = with_own_version(local, unwrap_view(local_of(base)))
@@ -225,6 +225,16 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if type(base) is ShardTensor:
             _followers(base).add(view)
     return result
+
+
+def _copied(local: Tensor) -> Tensor:
+    """A copy; of windows that overlap, of the line of memory that they are views of."""
+    shape, strides = local.shape, local.stride()
+    span = 1 + sum([(length - 1) * step for length, step in zip(shape, strides)])
+    if local.numel() <= span:
+        return local.clone()
+    line = local.as_strided((span,), (1,), local.storage_offset()).clone()
+    return line.as_strided(shape, strides, 0)
 
 
 def _shown_once(local: Tensor, meta: Meta) -> Tensor:
