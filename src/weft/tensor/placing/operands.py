@@ -97,6 +97,8 @@ def move_operands(
     call: Caller,
 ) -> None:
     """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
+    if _are_leaf_uses(tensors, moves, locals_):  # nothing to check, to note or to mark
+        return
     if call.left_whole is not None:
         call.left_whole.check()
     if modes.STRICT.on:
@@ -106,6 +108,25 @@ def move_operands(
         _move_all(tensors, moves, locals_, call.keeps)
     if call.reductions is not None:
         call.reductions.mark(tensors, moves, locals_)
+
+
+def _are_leaf_uses(
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
+) -> bool:
+    """Whether all operands are leaves whose uses are known; puts these into `locals_`."""
+    if traffic.STATE.on or not is_grad_enabled():
+        return False
+    for place, transition in moves:
+        tensor = tensors[place]
+        views = tensor._memo if type(tensor) is ShardTensor else None
+        found = None if views is None else views.leaf_uses.get(transition)
+        if found is None:
+            return False
+        use, locals_[place] = found
+        local = tensor._local
+        if use.operand is not local or use.address != local.data_ptr():
+            return False
+    return True
 
 
 def _move_all(
