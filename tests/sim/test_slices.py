@@ -235,3 +235,14 @@ def test_a_gradient_is_one_exchange(uneven: bool, edge_order: int) -> None:
             assert all(map(torch.equal, found[0], again))
 
     weft.testing.run(on_rank, mesh={"x": 4})
+
+
+def test_views_that_move_where_a_rank_has_nothing() -> None:
+    x = torch.arange(6.0).reshape(1, 3, 2)
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        u = weft.distribute_tensor(x, mesh, P("dp", None, "tp"))
+        for made, due in zip(u.unbind(-1), x.unbind(-1)):
+            assert torch.equal(made.contiguous().view(-1).full_tensor(), due.reshape(-1))
+
+    weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2})

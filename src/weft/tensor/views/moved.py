@@ -231,7 +231,7 @@ def _copied(local: Tensor) -> Tensor:
     """A copy; of windows that overlap, of the line of memory that they are views of."""
     shape, strides = local.shape, local.stride()
     span = 1 + sum([(length - 1) * step for length, step in zip(shape, strides)])
-    if local.numel() <= span:
+    if local.numel() <= max(span, 0):
         return local.clone()
     line = local.as_strided((span,), (1,), local.storage_offset()).clone()
     return line.as_strided(shape, strides, 0)
