@@ -237,6 +237,20 @@ def test_a_gradient_is_one_exchange(uneven: bool, edge_order: int) -> None:
     weft.testing.run(on_rank, mesh={"x": 4})
 
 
+def test_gradients_along_several_dims_and_repeated_differences_are_one_exchange() -> None:
+    x = torch.randn(17, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        u = weft.distribute_tensor(x, mesh, P("x", "y"))
+        with weft.explain() as log:
+            made = [*torch.gradient(u), u.diff(n=3, dim=0)]
+        assert [event.collective for event in log.events] == ["Halo", "Halo"]
+        for one, due in zip(made, [*torch.gradient(x), x.diff(n=3, dim=0)]):
+            assert torch.equal(one.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
+
+
 def test_views_that_move_where_a_rank_has_nothing() -> None:
     x = torch.arange(6.0).reshape(1, 3, 2)
 

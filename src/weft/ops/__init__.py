@@ -19,6 +19,7 @@ from weft.ops import (
     covariance,
     creation,
     ctc,
+    differences,
     distances,
     elementwise,
     extrema,
@@ -62,8 +63,8 @@ __all__ = [
 
 _PAGES = (
     adaptive_pools, affine_grids, attention, borders, composed, contractions, convolutions,
-    covariance, creation, ctc, distances, elementwise, extrema, fractional_pools, gradients,
-    grid_samples, joins, linalg, lists, losses, module_attention, moments, norms,
+    covariance, creation, ctc, differences, distances, elementwise, extrema, fractional_pools,
+    gradients, grid_samples, joins, linalg, lists, losses, module_attention, moments, norms,
     order, pools, reads, recurrent, reductions, resizing, scans, searchsorted, segments, shifts,
     slices, softmax, spectrograms, tall_factorizations, transforms, verdicts, views, writes,
 )

@@ -138,63 +138,7 @@ def _linear_cross_entropy(
     return F.linear_cross_entropy(input, linear_weight, target, options=None, **more)
 
 
-def _gradient(
-    input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1
-) -> Any:
-    """The windows of three positions are read at once; ends are read of the first and the last of
-    them."""
-    x, dims = input, [dim] if isinstance(dim, int) else dim
-    dims = range(x.dim()) if dims is None else dims
-    steps = list(spacing) if isinstance(spacing, (list, tuple)) else [
-        1 if spacing is None else spacing] * len(dims)
-    usual = x.dim() and edge_order in (1, 2) and len(steps) == len(dims) and all(
-        -x.dim() <= at < x.dim() and x.shape[at] > 2 and (
-            not isinstance(one, Tensor) or one.shape == (x.shape[at],))
-        for one, at in zip(steps, dims)
-    ) and len({at % x.dim() for at in dims}) == len(dims)
-    if not usual:
-        return NotImplemented
-    return tuple([
-        _uneven_gradient(x, one, at, edge_order) if isinstance(one, Tensor)
-        else _even_gradient(x, one, at, edge_order)
-        for one, at in zip(steps, dims)
-    ])
-
-
-def _even_gradient(x: Tensor, step: Any, dim: int, edge_order: int) -> Tensor:
-    windows = x.unfold(dim, 3, 1).unbind(-1)
-    inner = (windows[2] - windows[0]) / 2 / step
-    (a, b, c), (d, e, f) = [[one.narrow(dim, at, 1) for one in windows] for at in (0, -1)]
-    if edge_order == 1:
-        return torch.cat([(b - a) / step, inner, (f - e) / step], dim)
-    return torch.cat([(2 * b - 1.5 * a - 0.5 * c) / step, inner,
-                      (1.5 * f - 2 * e + 0.5 * d) / step], dim)
-
-
-def _uneven_gradient(x: Tensor, places: Tensor, dim: int, edge_order: int) -> Tensor:
-    """The slope of the parabola through three positions, at the middle one; at the ends of the
-    nearest one, or of a line."""
-    steps = places.diff()
-    windows = x.unfold(dim, 3, 1).unbind(-1)
-    a, b = [one.reshape([-1 if at == dim % x.dim() else 1 for at in range(x.dim())])
-            for one in (steps[:-1], steps[1:])]
-    left, middle, right = windows
-    inner = -b / (a * (a + b)) * left + (b - a) / (a * b) * middle + a / (b * (a + b)) * right
-
-    a, b = steps[0], steps[1]
-    left, middle, right = [one.narrow(dim, 0, 1).to(inner.dtype) for one in windows]
-    first = (middle - left) / a if edge_order == 1 else (
-        (a + b) / (a * b) * middle - (2 * a + b) / (a * (a + b)) * left - a / (b * (a + b)) * right)
-
-    a, b = steps[-2], steps[-1]
-    left, middle, right = [one.narrow(dim, -1, 1).to(inner.dtype) for one in windows]
-    last = (right - middle) / b if edge_order == 1 else (
-        b / (a * (a + b)) * left - (a + b) / (a * b) * middle + (a + 2 * b) / (b * (a + b)) * right)
-    return torch.cat([first, inner, last], dim)
-
-
 PAGE = page(
-    op("gradient", compose=_gradient),
     op("combinations", compose=_combinations, each_call=True),
     op("as_strided_copy", compose=_as_strided_copy),
     op("as_strided_scatter", compose=_as_strided_scatter, each_call=True),
