@@ -57,7 +57,7 @@ def disagreement(
         is_cut = any(dim in sharded for dim in between[1:])
         if all(claimed[a] == shape[b] * claimed[b] for a, b in pairwise(between)) and (
             abs(strides[outer] - lengths[inner] * strides[inner])
-            >= (strides[inner] if is_cut else 1)
+            >= (max(strides[inner], 1) if is_cut else 1)
         ):
             return (f"dims {outer} and {inner} of {shape} with strides {claimed} can be joined, "
                     f"those of {lengths} with {strides} cannot")
