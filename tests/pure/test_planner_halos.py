@@ -9,7 +9,7 @@ import pytest
 
 from tests.interpret import PlanError, interpret
 from weft.core import Cover, Interval, Layout, Mesh, P
-from weft.planner import Plan, fetching, folding, gradient_layout, transpose
+from weft.planner import Plan, fetching, folding, gradient_layout, plan, transpose
 
 ROWS = ((3, 3), (2, 1, 2, 1), (0, 4, 1, 1), (6, 0), (1, 1, 1, 1, 1, 1), (0, 0, 6), (5, 1))
 AROUND = ((0, 0), (1, 0), (0, 2), (1, 1), (4, 7), (-1, 1))
@@ -66,6 +66,26 @@ def test_two_dims_in_one_exchange(
     there = judged(fetching(other, layout, cover))
     assert len(there.steps) == 1
     assert len(judged(transpose(there)).steps) == 1
+
+
+@pytest.mark.parametrize("target", [
+    P(None, ("x", "y")), P(("y", "x")), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))])
+@pytest.mark.parametrize("rings", [(), (0, 1)])
+def test_shards_of_other_dims_in_one_exchange(target: P, rings: tuple[int, ...]) -> None:
+    """The same axes shard other dims, or in another order: who lacks what gets it at once."""
+    mesh = Mesh({"x": 3, "y": 2, "r": 2})
+    boxes = Layout(mesh, (7, 5), target)
+    cover = Cover.of(boxes, tuple([
+        around(boxes, dim, 1, 2) if boxes.dims[dim] else None for dim in (0, 1)]), rings=rings)
+    assert cover is not None
+    for shards in (Layout(mesh, (7, 5), P("x", "y")),
+                   Layout(mesh, (7, 5), P(("x", "y")), sizes={0: (0, 3, 1, 0, 2, 1)})):
+        there = judged(fetching(shards, boxes, cover))
+        back = judged(transpose(there))
+        assert len(there.steps) == len(back.steps) == 1
+        assert (there.total_bytes == 0) <= (shards == boxes)
+        apart = fetching(boxes, boxes, cover).total_bytes + plan(shards, boxes).total_bytes
+        assert there.total_bytes <= apart
 
 
 def test_partial_values() -> None:

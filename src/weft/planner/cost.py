@@ -104,6 +104,9 @@ def step_nbytes(step: Step, itemsize: int) -> int:
 def _halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
     """Elements that ranks read and do not own, summed over all ranks."""
     read = kept = num_copies(boxes)
+    if shards.dims != boxes.dims:
+        ranks = boxes.mesh.along(boxes.sharded_axes, (0,) * boxes.mesh.ndim)
+        return read * sum([_lacking_of_box(shards, boxes, cover, at) for at in ranks])
     for dim in range(boxes.ndim):
         pairs = [
             (part, shards.interval(dim, index)) for index in range(boxes.num_shards(dim))
@@ -111,6 +114,16 @@ def _halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
         ]
         read *= sum(stop - start for (start, stop), _ in pairs)
         kept *= sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
+    return read - kept
+
+
+def _lacking_of_box(shards: Layout, boxes: Layout, cover: Cover, at: Coordinate) -> int:
+    """Elements that one rank reads and does not own."""
+    read = kept = 1
+    for dim, (interval, own) in enumerate(zip(cover.box_at(boxes, at), shards.box_at(at))):
+        parts = [part for part, _ in cover.pieces(boxes, dim, interval)]
+        read *= sum(stop - start for start, stop in parts)
+        kept *= sum(max(0, min(stop, own[1]) - max(start, own[0])) for start, stop in parts)
     return read - kept
 
 

@@ -212,8 +212,8 @@ def _plan(src: Layout, dst: Layout, itemsize: int, links: Links) -> Plan:
 
 @lru_cache(maxsize=4096)
 def fetching(src: Layout, dst: Layout, cover: Cover, itemsize: int = 4) -> Plan:
-    """From the shards of `src` to the boxes that ranks read beside `dst`: one exchange, where both
-    layouts shard the same dims by the same axes."""
+    """From the shards of `src` to the boxes that ranks read beside `dst`: one exchange, where the
+    same axes shard both, in any dims."""
     check(src, dst)
     owned = _owned(src, dst)
     first = plan(src, owned, itemsize)
@@ -233,16 +233,18 @@ def folding(src: Layout, cover: Cover, dst: Layout, itemsize: int = 4) -> Plan:
 
 def _owned(shards: Layout, boxes: Layout) -> Layout:
     """The layout of shards that boxes are read of, or summed to, by one exchange."""
-    same = shards.mesh == boxes.mesh and (shards.dims, shards.partial) == (
-        boxes.dims, boxes.partial)
+    same = shards.mesh == boxes.mesh and (shards.sharded_axes, shards.partial) == (
+        boxes.sharded_axes, boxes.partial)
     return shards if same else boxes
 
 
 def _axes(shards: Layout, boxes: Layout, cover: Cover) -> tuple[int, ...]:
     """The axes over which boxes are read of shards."""
     return tuple(sorted({
-        axis for dim, axes in enumerate(shards.dims) for axis in axes
+        axis for dim, both in enumerate(zip(shards.dims, boxes.dims)) for axes in both
+        for axis in axes
         if cover.reads[dim] is not None or shards.cuts[dim] != boxes.cuts[dim]
+        or shards.dims[dim] != boxes.dims[dim]
     }))
 
 

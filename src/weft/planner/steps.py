@@ -96,8 +96,8 @@ class _Halo(_Step):
 class Fetch(_Halo):
     """Each rank gets the box that `cover` says beside `dst`, filled where it sticks out.
 
-    `src` and `dst` shard the same dims by the same axes; their cuts may differ. Blocks are named by
-    their places in the box: on a ring, these may lie outside of the tensor.
+    The same axes shard `src` and `dst`; their dims and cuts may differ. Blocks are named by their
+    places in the box: on a ring, these may lie outside of the tensor.
     """
 
     __slots__ = ()
@@ -118,8 +118,8 @@ class Fetch(_Halo):
 class Fold(_Halo):
     """What ranks hold of the boxes that `cover` says beside `src` is summed by the owners of `dst`.
 
-    What sticks out of the tensor is dropped, and what nobody reads is 0. As in a Fetch, both
-    layouts shard the same dims by the same axes.
+    What sticks out of the tensor is dropped, and what nobody reads is 0. As in a Fetch, the same
+    axes shard both layouts.
     """
 
     __slots__ = ()
@@ -266,6 +266,8 @@ def _halo(word: str, shards: Layout, boxes: Layout, cover: Cover, step: _Step) -
             if mine is not None for before, behind in (cover.widths(boxes, dim),)]
     over = f" over {names}" if names else ""
     of = str(shards) if shards == boxes else f"{shards}, by the cuts of {boxes}"
+    if shards.dims != boxes.dims:
+        of = f"{shards}, as shards of {boxes}"
     return f"{word}{over}: {', '.join(wide)}, of {of}"
 
 
