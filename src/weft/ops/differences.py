@@ -97,5 +97,5 @@ def _is_repeated(call: Call) -> bool:
 PAGE = page(
     op("gradient", rule(
         _gradient_text, linear=[0], on_box=_gradient_on_box, tables=_gradient_tables)),
-    op("diff", rule(_diff_text, linear=[0], serves=_is_repeated)),
+    op("diff", rule(_diff_text, linear=[0], serves=_is_repeated, by_size=True)),
 )

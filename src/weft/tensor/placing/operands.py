@@ -97,11 +97,12 @@ def move_operands(
     call: Caller,
 ) -> None:
     """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
-    if _are_leaf_uses(tensors, moves, locals_):  # nothing to check, to note or to mark
-        return
     if call.left_whole is not None:
         call.left_whole.check()
-    if modes.STRICT.on:
+    if not modes.STRICT.on:
+        if _are_leaf_uses(tensors, moves, locals_):  # nothing to note or to mark
+            return
+    else:
         for _, transition in moves:
             modes.check_strict(call.name, transition)
     with traffic.label(call.name, call.why):
