@@ -50,12 +50,15 @@ def write(
     """Write `value` to the elements of `base`, the call's first tensor, that result `place` shows.
 
     Raises:
-        UnsupportedOpError: the call has no known inverse.
+        UnsupportedOpError: the call has no known inverse, or elements of the view share memory, of
+            which each would take the gradient.
         RuntimeError: what torch raises for such a write: the base is a leaf that requires grad, or
             elements of the view share memory.
     """
     if not value.numel():
         return
+    if torch.is_grad_enabled() and value.requires_grad and _shares_elements(value):
+        _refuse(str(value.sharding), value, "has elements that share memory")
     tensors = flatten((args, kwargs))
     metas = [meta_like(tensor) for tensor in tensors]
     feed = iter(metas)
@@ -183,10 +186,22 @@ def _order(show: Change, ndim: int) -> list[int]:
     return [list(moved).index(length) for length in lengths]
 
 
-def _refuse(name: str, value: Any) -> NoReturn:
+def _shares_elements(value: ShardTensor) -> bool:
+    """Whether elements may share memory in the global tensor, as those of windows do; of an
+    expanded one they do so by their stride."""
+    reach = 0
+    for step, length in sorted(zip(value.stride(), value.shape)):
+        if step and length > 1:
+            if step <= reach:
+                return True
+            reach += step * (length - 1)
+    return False
+
+
+def _refuse(name: str, value: Any, what: str = "has no known inverse") -> NoReturn:
     raise UnsupportedOpError(
         name, f"it was written to through a view {value.sharding} whose data had to move, "
-        "and has no known inverse",
+        f"and {what}",
         "a write through a view reaches its base where they share memory, or by the "
         "inverse of the view op", [name],
         "write to the base, or clone() the view first")
