@@ -237,6 +237,8 @@ def test_what_a_narrow_operand_makes_of_a_wide_one_is_rounded_as_narrow() -> Non
     assert isinstance(close, float) and 1e-10 < close < 1e-6
     wide = dataclasses.replace(cov, tensors=(x, weights.double()))
     assert dense(wide).close(4)[0][0] is None
+    truth = dataclasses.replace(cov, fn=lambda own: own[0] > own[1])
+    assert dense(truth).close(4)[0] == [None]
 
 
 def test_a_sample_that_torch_rounds_less_than_others_by_chance() -> None:

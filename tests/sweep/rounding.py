@@ -185,7 +185,9 @@ def _once(due: Any, exact: Any, size: Any, error: float, each: bool) -> Close:
 
 def _larger(one: Any, other: Any) -> Any:
     """The larger of two values, element by element; the one that is there."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape or (
+        one.dtype is torch.bool
+    ):
         return one if isinstance(one, Tensor) else other
     return torch.maximum(one.detach().abs(), other.detach().abs())
 
