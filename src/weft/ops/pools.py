@@ -165,14 +165,15 @@ def _counted(
 
 
 def _unpooled(x: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
-    """Zeros sharded as x is, to which the values are written: they go to the shards of rows that
-    their places name."""
+    """Zeros whose rows are sharded as those of x are, to which the values are written: they go to
+    the shards of rows that their places name."""
     num = len(output_size)
-    zeros = torch.zeros_like(x)
+    flat = x.flatten(-num)
+    zeros = torch.zeros_like(flat).unflatten(-1, x.shape[-num:])
     for dim, length in zip(range(-num, 0), output_size):
         zeros = zeros.repeat_interleave(-(-length // x.shape[dim]), dim).narrow(dim, 0, length)
-    flat = zeros.flatten(-num).scatter(-1, indices.flatten(-num), x.flatten(-num))
-    return flat.unflatten(-1, tuple(output_size))
+    out = zeros.flatten(-num).scatter(-1, indices.flatten(-num), flat)
+    return out.unflatten(-1, tuple(output_size))
 
 
 def _blocks(call: Call) -> tuple[list[int], int, str, str]:
