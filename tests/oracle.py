@@ -22,7 +22,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.complex128: 1e-9}
 
 
 Close = float | Tensor | None
-"""How far values may be off: all, or each; None: as far as the dtype says."""
+"""How far values may be off: all, or each; None: as far as the dtype says. Each may be negative:
+then it may be so far off, or not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def same(actual: Tensor, expected: Tensor, what: str, close: Close = None) -> No
         )
         off = (actual.to(torch.complex128) - expected.to(torch.complex128)).abs()
         near = (actual == expected) | (off <= close) | (actual.isnan() & expected.isnan())
-        near |= close.isinf()
+        near |= (close < 0) & ((off <= -close) | ~actual.isfinite())
         assert near.all(), f"{what}: {int((~near).sum())} of {near.numel()} elements are off"
         return
     alike = (actual.dtype, actual.device, actual.layout) == (

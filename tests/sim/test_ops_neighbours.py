@@ -128,3 +128,48 @@ def test_a_window_that_says_nothing() -> None:
         weft.WeftWarning
     ):
         weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@pytest.mark.parametrize("edge_order", [1, 2])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_gradient_is_one_exchange(uneven: bool, edge_order: int) -> None:
+    """From its first call on, of the two rows beside a shard; the same bits each time."""
+    x = torch.randn(17, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    places = torch.linspace(0, 1, 17, dtype=torch.float64) ** 2
+    spacing: Any = (places,) if uneven else 0.1
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        whole = x.clone().requires_grad_()
+        found = []
+        for _ in range(3):
+            u = weft.distribute_tensor(x, mesh, P("x")).requires_grad_()
+            pairs = []
+            with weft.explain() as log:
+                for one in (u, whole):
+                    (out,) = torch.gradient(one, spacing=spacing, dim=0, edge_order=edge_order)
+                    pairs.append((out, *torch.autograd.grad((out ** 2).sum(), one)))
+            halos = [event for event in log.events if "Halo" in event.collective]
+            assert [event.nbytes for event in halos] == [2 * 5 * 8] * 2 or mesh.rank in (0, 3)
+            assert [event.direction for event in halos] == ["forward", "backward"]
+            assert not any("Exchange" in event.collective for event in log.events)
+            found.append([one.full_tensor() for one in pairs[0]])
+            for mine, due in zip(found[-1], pairs[1]):
+                torch.testing.assert_close(mine, due, rtol=1e-12, atol=1e-12)
+        for again in found[1:]:
+            assert all(map(torch.equal, found[0], again))
+
+    weft.testing.run(on_rank, mesh={"x": 4})
+
+
+def test_gradients_along_several_dims_and_repeated_differences_are_one_exchange() -> None:
+    x = torch.randn(17, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        u = weft.distribute_tensor(x, mesh, P("x", "y"))
+        with weft.explain() as log:
+            made = [*torch.gradient(u), u.diff(n=3, dim=0)]
+        assert [event.collective for event in log.events] == ["Halo", "Halo"]
+        for one, due in zip(made, [*torch.gradient(x), x.diff(n=3, dim=0)]):
+            assert torch.equal(one.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 2, "y": 2})

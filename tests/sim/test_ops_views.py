@@ -53,3 +53,32 @@ def test_pairs_in_a_line_of_odd_length(name: str, start: int) -> None:
     for number in (2, 3):
         for mine in weft.testing.run(program, mesh={"x": number}):
             assert all(map(torch.equal, mine, expected))
+
+
+def test_views_that_move_where_a_rank_has_nothing() -> None:
+    x = torch.arange(6.0).reshape(1, 3, 2)
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        u = weft.distribute_tensor(x, mesh, P("dp", None, "tp"))
+        for made, due in zip(u.unbind(-1), x.unbind(-1)):
+            assert torch.equal(made.contiguous().view(-1).full_tensor(), due.reshape(-1))
+
+    weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2})
+
+
+def test_a_recorded_write_to_windows_that_moved_raises() -> None:
+    """Each of the elements that share memory would take the gradient; without one it is a write."""
+    x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    due = x.clone()
+    due.unfold(0, 2, 1).unflatten(1, (-1, 2)).relu_()
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        u = weft.distribute_tensor(x, mesh, P(None, ("b", "a"))).requires_grad_() * 1
+        windows = u.unfold(0, 2, 1).unflatten(1, (-1, 2))
+        with pytest.raises(weft.UnsupportedOpError, match="whose elements share memory"):
+            windows.relu_()
+        u = weft.distribute_tensor(x.clone(), mesh, P(None, ("b", "a")))
+        u.unfold(0, 2, 1).unflatten(1, (-1, 2)).relu_()
+        assert torch.equal(u.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"a": 2, "b": 2})

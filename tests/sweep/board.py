@@ -36,7 +36,7 @@ small: of a few elements a whole result may cost less than what it takes to shar
 
 Narrow floats may differ as far as they round; `tests/sweep/rounding.py` says how far. Each rank
 rounds its part of a sum. In float16 a part beyond 65,504 is infinite, and of infinities of both
-signs the sum is NaN: elements whose terms can get there are left out.
+signs the sum is NaN: elements whose terms can get there may be infinite or NaN, too.
 
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered.
 *Costly* is right without a warning, but some rank received more bytes than the table of families

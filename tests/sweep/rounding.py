@@ -13,8 +13,8 @@ a result may be off by
 where `size` is the largest absolute value of the plain result, or, where the op adds, of the same
 call on absolute values or from an absolute cotangent, and `error` the plain result's largest error.
 Where such a size is beyond the dtype's largest number, a rank's part may be infinite, and of parts
-of both signs the sum is NaN: such an element may be anything. Nothing in it is chosen. A result
-wider than an operand is rounded as that operand, within the call.
+of both signs the sum is NaN: such an element may also be infinite or NaN. Nothing in it is chosen.
+A result wider than an operand is rounded as that operand, within the call.
 
 An op that takes element by element rounds each by itself: there `size` is that of the element, and
 `error` the largest of elements as large (up to a factor of two), so that small elements beside
@@ -23,7 +23,6 @@ large ones are looked at, too; and so for gradients of operands that are not bro
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,13 +79,13 @@ def rounding(
     none: tuple[list[Any], list[Any]] = [None] * len(results), [None] * len(gradients)
 
     def exactly(given: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
-        return _tried(run, [one.to(NARROW.get(one.dtype, one.dtype)) for one in given],
+        return _tried(run, [_wide(one) for one in given],
                       lambda one, steps: steps.to(dtype).to(steps.dtype), *none)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exact = exactly(tensors)
-        wide = [one.to(NARROW.get(one.dtype, one.dtype)) for one in tensors]
+        wide = [_wide(one) for one in tensors]
         sizes = tuple([list(map(_larger, *pair)) for pair in zip(*(
             _tried(run, given, lambda one, steps: _absolute(steps), *none)
             for given in ([_absolute(one) for one in wide], wide)))])
@@ -134,7 +133,7 @@ def _errors(
 ) -> list[list[float]]:
     """The largest error of each result and gradient; zero where nothing is narrow or known."""
     return [
-        [_largest(due.to(NARROW.get(due.dtype, due.dtype)) - wide)
+        [_largest(_wide(due) - wide)
          if isinstance(due, Tensor) and due.dtype in _ROUNDED and _is_like(wide, due) else 0.0
          for due, wide in zip(*pair)]
         for pair in zip(found, exact)
@@ -157,6 +156,10 @@ def _tried(
     return found if list(map(len, found)) == list(map(len, none)) else (none[0], none[1])
 
 
+def _wide(one: Tensor) -> Tensor:
+    return one.to(NARROW.get(one.dtype, one.dtype))
+
+
 def _absolute(one: Tensor) -> Tensor:
     is_number = one.dtype.is_floating_point or one.dtype.is_complex
     return one.abs().to(one.dtype) if is_number else one
@@ -169,7 +172,7 @@ def _once(due: Any, exact: Any, size: Any, error: float, each: bool) -> Close:
     if due.dtype not in NARROW and error <= TOLERANCE[due.dtype]:
         return None
     if each and _is_like(exact, due):
-        wide = due.detach().to(NARROW.get(due.dtype, due.dtype))
+        wide = _wide(due.detach())
         errors = (wide - exact.detach()).abs().nan_to_num(0.0, 0.0)  # not finite: the same is due
         sizes = torch.finfo(due.dtype).eps / 2 * wide.abs().nan_to_num(0.0, 0.0)
         return sizes + _among_alike(wide.abs(), errors)
@@ -179,16 +182,16 @@ def _once(due: Any, exact: Any, size: Any, error: float, each: bool) -> Close:
         size = size.detach().abs()
         beyond = (size > torch.finfo(due.dtype).max) & size.isfinite()
         if beyond.any():
-            return torch.where(beyond, math.inf, most)
+            return torch.where(beyond, -most, most)
     return most
 
 
 def _larger(one: Any, other: Any) -> Any:
     """The larger of two values, element by element; the one that is there."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape or (
-        one.dtype is torch.bool
-    ):
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return one if isinstance(one, Tensor) else other
+    if one.shape != other.shape or one.dtype is torch.bool:
+        return one
     return torch.maximum(one.detach().abs(), other.detach().abs())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.rules import Boxed, Call, OnRank, Table, op, page, rule
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 from weft.rules.factors import names
 
 __all__ = ["PAGE"]
@@ -61,19 +61,20 @@ def _gradient_on_box(call: Call, boxed: Boxed) -> OnRank:
                 if at != dim:
                     own = _outputs(own, part)
             part = fetched.get(dim)
-            if part is not None and isinstance(step, Tensor):
-                assert part.box is not None
+            if part is not None and part.box is not None and isinstance(step, Tensor):
                 step = step[slice(*part.box)]
             (one,) = torch.gradient(own, spacing=1 if step is None else (step,), dim=dim,
                                     edge_order=edge)
-            found.append(one if part is None else _outputs(one, part))
+            # A copy: a view would keep the borders' places alive.
+            found.append(one if part is None else _outputs(one, part).clone())
         return found
 
     return gradient, boxed.args, boxed.kwargs
 
 
-def _outputs(x: Tensor, part: Any) -> Tensor:
+def _outputs(x: Tensor, part: BoxedDim) -> Tensor:
     """The places of a box that the rank computes."""
+    assert part.box is not None
     start, stop = part.outputs
     return x.narrow(part.dim, start - part.box[0], stop - start)
 
@@ -89,7 +90,7 @@ def _diff_text(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 def _is_repeated(call: Call) -> bool:
-    """Of one difference, slices are aligned when they meet."""
+    """More than one difference: of one, slices are aligned when they meet."""
     return len(call.tensors) == 1 and 1 < call.get("n", 1) < call.tensors[0].shape[
         call.get("dim", -1)]
 

@@ -298,11 +298,11 @@ def _inside(
     each: where it would take another one, a point keeps a distance to whole places."""
     span, shift = (size - 1, 0) if aligned else (size, 1)
     base, beyond = base.to(dtype), beyond.to(dtype)
-    inside = (2 * (base + beyond) + shift) / span - 1
     least = min(size * torch.finfo(dtype).eps, 0.25)
     apart = (2 * (base + beyond.clamp(least, 1 - least)) + shift) / span - 1
     if dtype is torch.float64:  # `_places` does not round as the kernel does
         return apart
+    inside = (2 * (base + beyond) + shift) / span - 1
     return torch.where(_places(inside, size, aligned).floor() == base, inside, apart)
 
 

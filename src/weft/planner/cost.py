@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import assert_never
 
 from weft.core.cover import Cover
@@ -36,8 +37,8 @@ from weft.planner.steps import (
 )
 
 __all__ = [
-    "cheapest", "is_local", "nbytes_of", "peak_elements", "seconds_of", "step_nbytes",
-    "step_nbytes_at", "step_seconds",
+    "cheapest", "halo_elements", "is_local", "nbytes_of", "peak_elements", "seconds_of",
+    "step_nbytes", "step_nbytes_at", "step_seconds",
 ]
 
 
@@ -86,9 +87,9 @@ def step_nbytes(step: Step, itemsize: int) -> int:
         case Exchange() | Transfer():
             return itemsize * missing_elements(step.src, step.dst)
         case Fetch():
-            return itemsize * _halo_elements(step.src, step.dst, step.cover)
+            return itemsize * halo_elements(step.src, step.dst, step.cover)
         case Fold():
-            return itemsize * _halo_elements(step.dst, step.src, step.cover)
+            return itemsize * halo_elements(step.dst, step.src, step.cover)
         case AllGather():
             return itemsize * numel * (num_copies(step.dst) - num_copies(step.src))
         case ReduceScatter():
@@ -101,8 +102,10 @@ def step_nbytes(step: Step, itemsize: int) -> int:
             assert_never(step)
 
 
-def _halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
-    """Elements that ranks read and do not own, summed over all ranks."""
+@lru_cache(maxsize=4096)
+def halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
+    """Elements that ranks read and do not own, summed over all ranks: dim by dim, where the same
+    axes shard each."""
     read = kept = num_copies(boxes)
     if shards.dims != boxes.dims:
         ranks = boxes.mesh.along(boxes.sharded_axes, (0,) * boxes.mesh.ndim)

@@ -24,6 +24,7 @@ from weft.core.units import nbytes_text, seconds_text
 from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
 from weft.planner.cost import (
+    halo_elements,
     nbytes_of,
     peak_elements,
     seconds_of,
@@ -255,7 +256,9 @@ def kept_plans() -> tuple[int, int, int | None, int]:
 
 def forget_plans() -> None:
     """Search anew from now on."""
-    for kept in (_plan, fetching, folding, family, missing_elements, crossing, strip):
+    for kept in (
+        _plan, fetching, folding, family, missing_elements, halo_elements, crossing, strip
+    ):
         kept.cache_clear()
 
 

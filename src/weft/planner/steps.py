@@ -265,9 +265,8 @@ def _halo(word: str, shards: Layout, boxes: Layout, cover: Cover, step: _Step) -
     wide = [f"dim {dim} by {before} and {behind}" for dim, mine in enumerate(cover.reads)
             if mine is not None for before, behind in (cover.widths(boxes, dim),)]
     over = f" over {names}" if names else ""
-    of = str(shards) if shards == boxes else f"{shards}, by the cuts of {boxes}"
-    if shards.dims != boxes.dims:
-        of = f"{shards}, as shards of {boxes}"
+    how = "by the cuts of" if shards.dims == boxes.dims else "to shards of"
+    of = str(shards) if shards == boxes else f"{shards}, {how} {boxes}"
     return f"{word}{over}: {', '.join(wide)}, of {of}"
 
 

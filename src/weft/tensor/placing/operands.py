@@ -99,12 +99,11 @@ def move_operands(
     """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
     if call.left_whole is not None:
         call.left_whole.check()
-    if not modes.STRICT.on:
-        if _are_leaf_uses(tensors, moves, locals_):  # nothing to note or to mark
-            return
-    else:
+    if modes.STRICT.on:
         for _, transition in moves:
             modes.check_strict(call.name, transition)
+    elif _are_leaf_uses(tensors, moves, locals_):  # nothing to note or to mark
+        return
     with traffic.label(call.name, call.why):
         _move_all(tensors, moves, locals_, call.keeps)
     if call.reductions is not None:
@@ -120,13 +119,10 @@ def _are_leaf_uses(
     for place, transition in moves:
         tensor = tensors[place]
         views = tensor._memo if type(tensor) is ShardTensor else None
-        found = None if views is None else views.leaf_uses.get(transition)
+        found = None if views is None else views.leaf_use(transition, tensor._local)
         if found is None:
             return False
-        use, locals_[place] = found
-        local = tensor._local
-        if use.operand is not local or use.address != local.data_ptr():
-            return False
+        _, locals_[place] = found
     return True
 
 
@@ -159,15 +155,12 @@ def _move_all(
             views = tensor._memo
             if views is None:
                 views = tensor._memo = OperandCache()
-            found = views.leaf_uses.get(transition)
+            found = views.leaf_use(transition, local)
             if found is not None:
-                use, seen = found
-                if use.operand is local and use.address == local.data_ptr():
-                    locals_[place] = seen
-                    if traffic.STATE.on:
-                        use.note = traffic.note()
-                    continue
-                del views.leaf_uses[transition]  # only its graphs keep it alive
+                use, locals_[place] = found
+                if traffic.STATE.on:
+                    use.note = traffic.note()
+                continue
             key, state = transition, version_of(tensor)
             if transition.cover is not None:  # what a node has saved, a backward may free
                 state = state, _running_backward()
@@ -288,6 +281,19 @@ class OperandCache(dict[Any, Any]):
     def clear(self) -> None:
         super().clear()
         self.was_reduced = self.halo = None
+
+    def leaf_use(
+        self, transition: Transition, local: torch.Tensor
+    ) -> tuple[LeafUse, torch.Tensor] | None:
+        """The use of this leaf; None where there is none, or the leaf has other memory since."""
+        found = self.leaf_uses.get(transition)
+        if found is None:
+            return None
+        use, _ = found
+        if use.operand is local and use.address == local.data_ptr():
+            return found
+        del self.leaf_uses[transition]  # only its graphs keep it alive
+        return None
 
     def keep_leaf_use(self, transition: Transition, made: tuple[LeafUse, torch.Tensor]) -> None:
         """Keep it for the next step, in place of the one of an equal transition: after a cache was

@@ -58,7 +58,12 @@ def write(
     if not value.numel():
         return
     if torch.is_grad_enabled() and value.requires_grad and _shares_elements(value):
-        _refuse(str(value.sharding), value, "has elements that share memory")
+        raise UnsupportedOpError(
+            getattr(func, "__name__", str(func)),
+            f"autograd records a write to its view {value.sharding}, whose data had to move and "
+            "whose elements share memory", "of elements that share memory, each would take the "
+            "gradient", [str(value.sharding)],
+            "clone() the view first, or write to it in torch.no_grad()")
     tensors = flatten((args, kwargs))
     metas = [meta_like(tensor) for tensor in tensors]
     feed = iter(metas)
@@ -198,10 +203,10 @@ def _shares_elements(value: ShardTensor) -> bool:
     return False
 
 
-def _refuse(name: str, value: Any, what: str = "has no known inverse") -> NoReturn:
+def _refuse(name: str, value: Any) -> NoReturn:
     raise UnsupportedOpError(
         name, f"it was written to through a view {value.sharding} whose data had to move, "
-        f"and {what}",
+        "and has no known inverse",
         "a write through a view reaches its base where they share memory, or by the "
         "inverse of the view op", [name],
         "write to the base, or clone() the view first")
