@@ -6,7 +6,8 @@ who holds a unit (`Units.locate`), so only units are sent, by one all-to-all. `f
 from their holders, each once to every rank that names it, however often. `deliver` brings values to
 the holders. Each is the gradient of the other. Where all ranks of the group know all the indices
 (`plan_together`), every rank computes all requests; where each knows only its own
-(`plan_by_request`), it asks the holders: first how many, then which.
+(`plan_by_request`), it tells the holders first how many it names, then which: along with the
+values, if it has values for them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
+from weft.comm.communicator import as_bytes
 from weft.core import Layout
 from weft.ops.all_to_all import AllToAll
 from weft.ops.places import apart
+from weft.transport.nodes import with_gradient
 
 __all__ = [
     "Routes", "RowExchange", "Units", "first_told", "from_front", "out_of_bounds", "outside",
@@ -45,6 +48,37 @@ class RowExchange(AllToAll):
     comm: Communicator
     op: str
     names: torch.dtype = torch.int64
+
+    def send_named(
+        self, rows: Tensor, values: Tensor, send: Sequence[int], recv: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Values and the rows that they are for, in one message; differentiable in the values."""
+        if not (values.requires_grad and torch.is_grad_enabled()):
+            return self._named(rows, values, send, recv)
+        got: list[Tensor] = []
+
+        def do(values: Tensor) -> Tensor:
+            named, given = self._named(rows, values, send, recv)
+            got.append(named)
+            return given
+
+        values = with_gradient(
+            values, do, lambda grad: self.send(grad, recv, send), why=self.of_gradient)
+        return got[0], values
+
+    def _named(
+        self, rows: Tensor, values: Tensor, send: Sequence[int], recv: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Each row's bytes lie before those of its values."""
+        sent = (rows.to(self.names), values.detach())
+        parts = [
+            as_bytes(one).view(len(rows), math.prod(one.shape[1:]) * one.element_size())
+            for one in sent]
+        got = self.all_to_all(torch.cat(parts, 1), send, recv)
+        named, given = [
+            as_bytes(part.clone()).view(one.dtype).view(len(got), *one.shape[1:])
+            for part, one in zip(got.split([part.shape[1] for part in parts], 1), sent)]
+        return named.to(torch.int64), given
 
 
 class Units:
@@ -105,7 +139,8 @@ class Units:
 def out_of_bounds(op: str) -> type[Exception]:
     """The exception that torch raises for this op if an index is out of bounds."""
     base = op.split(".")[1]
-    return RuntimeError if base.startswith(("gather", "scatter", "index_add")) else IndexError
+    told = ("gather", "scatter", "index_add", "max_unpool")
+    return RuntimeError if base.startswith(told) else IndexError
 
 
 def outside(indices: Sequence[Tensor], shape: Sequence[int | None], wraps: bool) -> str:
@@ -143,13 +178,15 @@ class Routes:
 
     Args:
         exchange: carries them.
-        rows: the requested rows of this rank's block, by requesting rank.
+        rows: the requested rows of this rank's block, by requesting rank; where values are
+            delivered of which only their rank knows the places, the rows that it names.
         serves: the number of rows for each requesting rank.
         gets: the number of units from each holder, in the order of holders.
         order: for delivered values, which of this rank's values goes at each position of that
             order; for fetched units, where in it each of this rank's positions finds its unit,
             which is sent only once.
         moves: whether a unit goes to another rank, as the whole group knows.
+        names: whether `rows` are those that this rank names.
     """
 
     exchange: RowExchange
@@ -158,6 +195,7 @@ class Routes:
     gets: Sequence[int]
     order: Tensor
     moves: bool = True
+    names: bool = False
 
     def fetch(self, block: Tensor) -> Tensor:
         """The units that this rank names, in its order; `block` holds its own, one per row."""
@@ -166,11 +204,15 @@ class Routes:
             got = self.exchange.send(got, self.serves, self.gets)
         return got.index_select(0, self.order)
 
-    def deliver(self, values: Tensor) -> Tensor:
-        """All ranks' values for this rank's units, in the order of `rows`; `values` are in this
-        rank's own order."""
+    def deliver(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of this rank's block that are named, and all ranks' values for them; `values`
+        are in this rank's own order."""
         values = values.index_select(0, self.order)
-        return self.exchange.send(values, self.gets, self.serves) if self.moves else values
+        if self.names:
+            return self.exchange.send_named(self.rows, values, self.gets, self.serves)
+        if self.moves:
+            values = self.exchange.send(values, self.gets, self.serves)
+        return self.rows, values
 
 
 _STRIDE = 2**40
@@ -221,6 +263,8 @@ def plan_by_request(
     serves, gets = _counts(exchange.all_to_all(wanted, one, one), wanted)
     if -1 in serves:
         raise out_of_bounds(exchange.op)(first_told(exchange.comm, wrong))
+    if not once:
+        return Routes(exchange, row, serves, gets, order, names=True)
     rows = exchange.all_to_all(row.to(exchange.names), gets, serves).to(torch.int64)
     return Routes(exchange, rows, serves, gets, order)
 

@@ -218,8 +218,8 @@ class Write:
 
         def local(block: Tensor, *others: Tensor) -> Tensor:
             routes = route(self._names(others[:num]))
-            values = routes.deliver(self._in_front(block, others[num], mine))
-            return self._written(block, units.split(routes.rows), values, in_place)
+            rows, values = routes.deliver(self._in_front(block, others[num], mine))
+            return self._written(block, units.split(rows), values, in_place)
 
         return local
 
