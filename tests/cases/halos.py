@@ -54,6 +54,13 @@ class Field:
     shapes: tuple[tuple[int, ...], ...]
 
 
+def _anywhere(x: Tensor, *sizes: int) -> Tensor:
+    """For each element of x a place in planes of these sizes, none of them twice."""
+    planes, num = math.prod(x.shape[: -len(sizes)]), math.prod(x.shape[-len(sizes) :])
+    places = 31 * torch.arange(num) + 7 * torch.arange(planes)[:, None]
+    return (places % math.prod(sizes)).view(x.shape)
+
+
 def _conv(name: str, kernel: Sequence[int], groups: int = 1, **options: Any) -> Field:
     num = len(kernel)
     function = (F.conv1d, F.conv2d, F.conv3d)[num - 1]
@@ -176,10 +183,16 @@ FIELDS = [
     Field("unfold_and_fold", lambda x: F.fold(
         F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),
           ((2, 3, 8, 7),)),
+    Field("fold", lambda x: F.fold(x, (5, 4), (2, 3)), ((2, 12, 8),)),
+    Field("fold_gaps", lambda x: F.fold(x, (5, 8), (3, 2), (2, 1), (1, 0), 2), ((2, 12, 8),)),
     Field("unpool", lambda x: F.max_unpool2d(*F.max_pool2d(
         x, 2, return_indices=True), [2, 2], output_size=(8, 7)), ((2, 3, 8, 7),)),
     Field("unpool_line", lambda x: F.max_unpool1d(*F.max_pool1d(
         x, 3, 2, return_indices=True), [3], [2], output_size=(8,)), ((2, 3, 8),)),
+    Field("unpool_far", lambda x: F.max_unpool2d(x, _anywhere(x, 15, 13), 2, output_size=(15, 13)),
+          ((2, 3, 8, 7),)),
+    Field("unpool_solid", lambda x: F.max_unpool3d(
+        x, _anywhere(x, 8, 14, 5), (1, 2, 2), output_size=(8, 14, 5)), ((3, 8, 7, 3),)),
     _pool("max", F.max_pool2d, 2, 2),
     _pool("max_overlapping", F.max_pool2d, 2, 3, 2, 1),
     _pool("max_places", F.max_pool2d, 2, 3, 2, 1, return_indices=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -47,6 +48,8 @@ def bytes_of(mesh: Any, field: Field, way: str) -> tuple[int, int]:
 ROW, COLUMN = 2 * 4 * 7 * 8, 2 * 4 * 8 * 8
 """Bytes of a row, and of a column, of a field of 2 x 4 x 8 x 7."""
 
+EXCHANGES = ("Halo", "HaloSum", "Exchange", "AllToAll")
+
 HALOS = {
     ("plain", "rows"): ([ROW, 2 * ROW, 2 * ROW, ROW], [ROW, 2 * ROW, 2 * ROW, ROW]),
     ("plain", "one row each"): ([ROW, *[2 * ROW] * 6, ROW], [ROW, *[2 * ROW] * 6, ROW]),
@@ -67,6 +70,35 @@ def test_bytes_are_the_halo(name: str, way: str) -> None:
     (field,) = [one for one in FIELDS if one.name == name]
     got = weft.testing.run(lambda mesh: bytes_of(mesh, field, way), mesh=WAYS[way][0])
     assert tuple(map(list, zip(*got))) == HALOS[name, way]
+
+
+REPEATED = {"by_slices", "by_rolls", "in_place", "by_fluxes", "apart", "rolled_by_cat"}
+"""Programs that call one op several times."""
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("way", ["rows", "ragged grid"])
+@pytest.mark.parametrize("field", [one for one in FIELDS if one.name not in REPEATED],
+                         ids=lambda one: one.name)
+def test_an_op_exchanges_once(field: Field, way: str) -> None:
+    """Forward and backward. Ranks first tell each other how many values come where these say
+    themselves where they go; their gradients come back in one exchange."""
+    def program(mesh: Any) -> list[Counter[str]]:
+        x, *weights = drawn(field)
+        x = weft.distribute_tensor(
+            x, mesh, layout_of(mesh.abstract, x.shape, way), src_data_rank=None)
+        with weft.explain() as forward:
+            out = field.fn(x.requires_grad_(), *weights)
+        with weft.explain() as backward:
+            (out if isinstance(out, torch.Tensor) else out[0]).square().sum().backward()
+        return [
+            Counter(event.op for event in log.events if event.collective in EXCHANGES)
+            for log in (forward, backward)]
+
+    for found in weft.testing.run(program, mesh=WAYS[way][0]):
+        for counts, told in zip(found, (1, 0)):
+            assert all(
+                count <= 1 + ("max_unpool" in op) * told for op, count in counts.items()), found
 
 
 def test_one_exchange_serves_equal_reads() -> None:

@@ -155,6 +155,9 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "bools of a pool": (lambda x: F.max_pool2d(x.bool(), 2), (1, 4, 2)),
     "integers of a resize": (lambda x: F.interpolate(x.int(), scale_factor=2), (1, 4, 7)),
     "integers of columns": (lambda x: F.unfold(x.int(), 2), (1, 4, 7, 2)),
+    "floats as places of an unpool": (lambda x: F.max_unpool1d(x, _zeros(1, 4, 7), 2), (1, 4, 7)),
+    "integers of an unpool": (
+        lambda x: F.max_unpool1d(x.int(), torch.zeros(x.shape).long(), 2), (1, 4, 7)),
     "integers of blocks": (lambda x: F.fold(x.int(), 3, 2), (1, 4, 4)),
     "pool": (lambda x: F.avg_pool1d(x, 9), (1, 4, 7)),
     "columns": (lambda x: F.unfold(x, 9), (1, 4, 7, 7)),
@@ -267,6 +270,8 @@ BEYOND: dict[str, Any] = {
     "index_add": lambda x, i: x.index_add(0, i, x),
     "index_copy": lambda x, i: x.index_copy(0, i, x),
     "scatter": lambda x, i: x.scatter(0, i.unsqueeze(1).expand(6, 4), x),
+    "max_unpool": lambda x, i: F.max_unpool2d(
+        x.view(1, 6, 4), i.view(1, 6, 1).expand(1, 6, 4), 2),
     "nll_loss": lambda x, i: F.nll_loss(x, i),
     "cross_entropy": lambda x, i: F.cross_entropy(x, i, label_smoothing=0.1),
     "cross_entropy of weighted classes": lambda x, i: F.cross_entropy(x, i, torch.ones(4)),
@@ -281,13 +286,13 @@ def test_an_index_out_of_bounds_is_an_error_on_all_ranks(name: str, rows: P, pla
     if rows != P("x", None) and not is_loss:
         pytest.skip("whole rows are read where they are: only these ranks see the index")
     call = BEYOND[name]
-    with pytest.raises(Exception, match=r"99 is out of bounds|out of range") as plain:
+    with pytest.raises(Exception, match=r"max index: 99|99 is out of bounds|out of range") as plain:
         call(_ROWS, _PLACES)
 
     def on_rank(mesh: Any) -> str:
         x, i = (weft.distribute_tensor(*both) for both in
                 ((_ROWS, mesh, rows), (_PLACES, mesh, place)))
-        with pytest.raises(plain.type, match="99 is out of bounds") as told:
+        with pytest.raises(plain.type, match=r"max index: 99|99 is out of bounds") as told:
             call(x, i)
         assert x.sum().item() == 276  # the ranks are still together
         return str(told.value)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Layout
+from weft.ops.algorithm import Composite
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 from weft.rules.factors import names
 
@@ -95,8 +97,23 @@ def _is_repeated(call: Call) -> bool:
         call.get("dim", -1)]
 
 
+def _between_ends(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """What stands before or behind is joined first."""
+    return Composite(_joined) if len(call.tensors) > 1 and call.get("n", 1) > 1 else None
+
+
+def _joined(
+    x: Tensor, num: int, dim: int, prepend: Tensor | None, append: Tensor | None
+) -> Tensor:
+    parts = [one for one in (prepend, x, append) if one is not None]
+    return torch.diff(torch.cat(parts, dim), num, dim)
+
+
 PAGE = page(
     op("gradient", rule(
         _gradient_text, linear=[0], on_box=_gradient_on_box, tables=_gradient_tables)),
-    op("diff", rule(_diff_text, linear=[0], serves=_is_repeated, by_size=True)),
+    op("diff", rule(_diff_text, linear=[0], serves=_is_repeated, by_size=True),
+       layouts=_between_ends),
 )

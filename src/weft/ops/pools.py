@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.comm import BoundMesh
+from weft.core import Cover, Layout
+from weft.ops.algorithm import Local
 from weft.ops.convolutions import each_of
+from weft.ops.indexing.row_exchange import RowExchange, Units, plan_by_request
+from weft.ops.indexing.rows import grid
 from weft.ops.places import apart, counted
 from weft.rules import (
     Boxed,
     BoxedDim,
     Call,
+    Decision,
+    Idle,
     OnBox,
     OnRank,
     Rule,
@@ -164,16 +172,54 @@ def _counted(
     return pool
 
 
-def _unpooled(x: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
-    """Zeros whose rows are sharded as those of x are, to which the values are written: they go to
-    the shards of rows that their places name."""
-    num = len(output_size)
-    flat = x.flatten(-num)
-    zeros = torch.zeros_like(flat).unflatten(-1, x.shape[-num:])
-    for dim, length in zip(range(-num, 0), output_size):
-        zeros = zeros.repeat_interleave(-(-length // x.shape[dim]), dim).narrow(dim, 0, length)
-    out = zeros.flatten(-num).scatter(-1, indices.flatten(-num), flat)
-    return out.unflatten(-1, tuple(output_size))
+def _unpooled(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Local | None:
+    """Positions are sharded as those of the values; each value goes to the rank whose shard has its
+    place, and takes the place along. Of several values for one place any may be left, as in torch.
+    """
+    (result,), num = call.results, len(call.args[2])
+    given = [one.without_partial() for one in layouts]
+    at = next((at for at, one in enumerate(given) if any(one.dims[-num:])), None)
+    if at is None or 0 in result.shape:
+        return None
+    x = given[at]
+    cuts = [
+        own and tuple([cut * after // before for cut in own])
+        for own, before, after in zip(x.cuts, x.shape, result.shape)]
+    out = Layout.make(x.mesh, result.shape, x.dims, cuts)
+    lengths = out.shape[-num:]
+
+    def bind(mesh: BoundMesh) -> Callable[[Tensor, Tensor], Tensor]:
+        assert mesh.here is not None
+        units = Units(mesh, out, range(out.ndim), range(out.ndim - num, out.ndim))
+        exchange = RowExchange(units.comm, call.op, units.names)
+        block = out.local_shape_at(mesh.here)
+
+        def local(x: Tensor, places: Tensor) -> Tensor:
+            wrong = _outside(places, lengths)
+            if wrong:
+                places = places.new_zeros(places.shape)
+            names = [grid(places, dim) for dim in range(out.ndim - num)]
+            holder, row = units.locate([*names, *apart(places, lengths)])
+            routes = plan_by_request(exchange, holder, row, wrong, once=False)
+            rows, values = routes.deliver(x.reshape(-1))
+            return x.new_zeros(math.prod(block)).index_put((rows,), values).view(block)
+
+        return local
+
+    axes = sorted({axis for dim in out.dims[-num:] for axis in dim})
+    return Local(Decision((x, x), (out,)), bind, tuple(axes))
+
+
+def _outside(places: Tensor, lengths: Sequence[int]) -> str:
+    """torch's message for a place outside of the result, or ""."""
+    if places.device.type == "cpu" and places.numel():
+        for wrong in map(int, places.aminmax()):
+            if not 0 <= wrong < math.prod(lengths):
+                sizes = "x".join(map(str, lengths))
+                return f"Found an invalid max index: {wrong} (output volumes are of size {sizes})"
+    return ""
 
 
 def _blocks(call: Call) -> tuple[list[int], int, str, str]:
@@ -228,11 +274,54 @@ def _on_columns(call: Call, boxed: Boxed) -> OnRank:
     return function, tuple(args), boxed.kwargs
 
 
+def _from_within_rows(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Decision | None:
+    """Where a rank's blocks begin within a row of them, it sums these into rows of the image, with
+    zeros for the others; rows of the image that several ranks give to are summed."""
+    (x,), (result,) = layouts, call.results
+    if not x.dims[-1] or x.is_partial or 0 in (*x.shape, *result.shape) or (
+        "int" in call.tensors[0].dtype
+    ):
+        return None
+    (_, width), num, _, _ = _blocks(call)
+    shards, channels = [*pairwise(x.cuts_of(x.ndim - 1))], x.cuts_of(x.ndim - 2)
+    if not any(start % width for start, _ in shards) or any(cut % num for cut in channels):
+        return None
+    of_channels, of_rows = x.cuts[-2:]
+    out = Layout.make(x.mesh, result.shape, (*x.dims, ()), (
+        *x.cuts[:-2], of_channels and tuple([cut // num for cut in of_channels]),
+        of_rows and tuple([cut * result.shape[-2] // x.shape[-1] for cut in of_rows]), None))
+    (taps, _), (far, _), (pad, beside), (step, _) = [
+        each_of(call.get(name), 2, 1) for name in ("kernel_size", "dilation", "padding", "stride")]
+    rows = tuple([
+        (start // width * step - pad, (stop - 1) // width * step + far * (taps - 1) + 1 - pad)
+        if start < stop else (place, place)
+        for (start, stop), place in zip(shards, out.cuts_of(out.ndim - 2))])
+    cover = Cover((*[None] * (x.ndim - 1), rows, None))
+
+    def runs(coordinate: tuple[int, ...]) -> Callable[..., Tensor] | Idle:
+        shape = [stop - start for start, stop in cover.box_at(out, coordinate)]
+        start, stop = x.box_at(coordinate)[-1]
+        if 0 in shape:
+            return Idle((tuple(shape),))
+        beyond = start % width, -stop % width
+
+        def local(columns: Tensor, size: Any, kernel: Any, dilation: Any, *rest: Any) -> Tensor:
+            return torch.ops.aten.col2im(
+                torch.constant_pad_nd(columns, beyond), shape[-2:], kernel, dilation, (0, beside),
+                rest[-1])
+
+        return local
+
+    return Decision((x,), (out,), folds=(cover,), runs=runs)
+
+
 PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
-    *[op(f"max_unpool{num}d", _unpool(num), compose=_unpooled) for num in (2, 3)],
+    *[op(f"max_unpool{num}d", _unpool(num), layouts=_unpooled) for num in (2, 3)],
     op("im2col", rule(_im2col)),
-    op("col2im", rule(_col2im)),
+    op("col2im", rule(_col2im), layouts=_from_within_rows),
 )
