@@ -23,10 +23,11 @@ from weft.core.placement import (
     as_placement,
     is_placements,
 )
+from weft.core.stretched import StretchedLayout, as_boxes, in_stretches
 
 __all__ = [
     "KINDS", "AxisName", "Box", "Cover", "Interval", "Layout", "Mesh", "P", "Partial", "Placement",
-    "Reads", "Replicate", "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement",
-    "balanced_cuts", "default_cuts", "filled_cuts", "finer_cuts", "flat_cuts", "is_placements",
-    "on_multiples",
+    "Reads", "Replicate", "Shard", "Sizes", "StretchedLayout", "StridedShard", "as_boxes",
+    "as_mesh", "as_placement", "balanced_cuts", "default_cuts", "filled_cuts", "finer_cuts",
+    "flat_cuts", "in_stretches", "is_placements", "on_multiples",
 ]

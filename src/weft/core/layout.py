@@ -79,6 +79,8 @@ class Layout(AsPicture):
     dims: Dims
     cuts: Cuts
     partial: tuple[str | None, ...]
+    is_stretched = False
+    """Whether ranks hold no boxes: see `stretched`."""
 
     @also_called(device_mesh="mesh", global_shape="shape", **PLACEMENTS)
     def __init__(
@@ -272,6 +274,16 @@ class Layout(AsPicture):
     def free_axes(self) -> tuple[int, ...]:
         """The axes over which the tensor is replicated."""
         return tuple(axis for axis in range(self.mesh.ndim) if self.on(axis) is None)
+
+    @property
+    def plain(self) -> Layout:
+        """The layout itself, where ranks hold boxes."""
+        return self
+
+    @property
+    def apart(self) -> Layout:
+        """The same memory as boxes: the layout itself, where ranks hold such."""
+        return self
 
     # The box that each position holds.
 

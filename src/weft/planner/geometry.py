@@ -168,6 +168,7 @@ def group_boxes(
 
 def largest(layout: Layout) -> int:
     """Elements of the largest box; the first of default pieces is always one of the largest."""
+    layout = layout.apart
     lengths = [
         max(layout.sizes_of(dim)) if layout.cuts[dim] else _length(layout, dim)
         for dim in range(layout.ndim)

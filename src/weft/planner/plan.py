@@ -20,6 +20,7 @@ from weft.core.mesh import Mesh
 from weft.core.names import also_called
 from weft.core.partition_spec import P
 from weft.core.placement import is_placements
+from weft.core.stretched import as_boxes
 from weft.core.units import nbytes_text, seconds_text
 from weft.errors import LayoutError, ShardTypeError
 from weft.planner.check import check
@@ -107,7 +108,8 @@ class Plan(AsPicture):
         """
         if self.cover is not None or self.folds is not None:
             return self.total_bytes
-        src, dst = strip(self.src), strip(self.dst)
+        before, after = _boxes(self.src, self.dst)
+        src, dst = strip(before), strip(after)
         if src.is_partial or dst.is_partial:
             node_size = as_links(self.links, "plan.lower_bound").node_size
             found = family(src, dst, node_size)
@@ -208,7 +210,20 @@ def _ends(src: Any, dst: Any) -> tuple[Layout, Layout]:
 @lru_cache(maxsize=4096)
 def _plan(src: Layout, dst: Layout, itemsize: int, links: Links) -> Plan:
     check(src, dst)
-    return Plan(src, dst, search(strip(src), strip(dst), itemsize, links), itemsize, links)
+    before, after = _boxes(src, dst)
+    steps = search(strip(before), strip(after), itemsize, links)
+    return Plan(src, dst, steps, itemsize, links)
+
+
+def _boxes(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
+    """Both ends as boxes, between which the steps lead."""
+    found = as_boxes(src, dst)
+    if found is None:
+        raise LayoutError(
+            "plan(src, dst)", f"{src} and {dst} shard a dim of stretches in two ways",
+            "a step moves boxes; of such a dim, ranks hold a part of each stretch",
+            [src, dst], "reshape the tensor to the dims that were joined, and redistribute that")
+    return found
 
 
 @lru_cache(maxsize=4096)

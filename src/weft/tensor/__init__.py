@@ -4,12 +4,12 @@ from weft import ops
 from weft.comm import CARRIED
 from weft.rng import STREAM
 from weft.tensor import attributes, families, keys, operators
-from weft.tensor.call import dispatch, func_transforms, watch
+from weft.tensor.call import build, dispatch, func_transforms, watch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.grad import autograd
 from weft.tensor.members import hooks
 from weft.tensor.modes import debug, explain, strict
-from weft.tensor.placing import construct, in_place, redistribute, saved, subclass, values
+from weft.tensor.placing import boxed, construct, in_place, redistribute, saved, subclass, values
 from weft.tensor.placing.callback import from_callback, to_callback
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
@@ -41,6 +41,8 @@ hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values
 hooks.saved = saved
+hooks.seen = boxed.seen
+hooks.layout_of_view = build.layout_of_view
 ops.join(*families.PAGES)
 dispatch.SPECIAL.update(attributes.TABLE)
 CARRIED.append(STREAM)

@@ -46,6 +46,8 @@ class Hooks:
     autograd: Any
     values: Any
     saved: Any
+    seen: Callable[[Meta], Layout]
+    layout_of_view: Callable[[Meta], Layout]
 
 
 hooks = Hooks()
@@ -104,17 +106,18 @@ class FromMeta:
 
         `x.layout` is torch's attribute of that name: `torch.strided`, of every ShardTensor.
         """
-        return self._meta.layout
+        layout = self._meta.layout
+        return hooks.seen(self._meta) if layout.is_stretched else layout
 
     @property
     def placements(self) -> tuple[Placement, ...]:
         """One placement per mesh axis."""
-        return self._meta.layout.placements
+        return self.sharding.placements
 
     @property
     def spec(self) -> P:
         """The partition spec: one entry per dim."""
-        return self._meta.layout.spec
+        return self.sharding.spec
 
     @property
     def device_mesh(self) -> BoundMesh:

@@ -111,7 +111,8 @@ class Meta:
 
     @property
     def form(self) -> Form | None:
-        """The form; None where strides are not those of a dense tensor."""
+        """The form; None where strides are not those of a dense tensor, or dims are in stretches.
+        """
         if self._form is False:
             self._form = _form(self)
         return self._form
@@ -243,6 +244,8 @@ def is_dense(meta: Meta) -> bool:
 
 def _form(meta: Meta) -> Form | None:
     layout, strides = meta.layout, meta.strides
+    if layout.is_stretched:
+        return None
     order, gaps = tuple(range(len(layout.shape))), ()
     if strides is not None:
         order = memory_order(layout.shape, strides)

@@ -385,8 +385,8 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 
 _ITS_OWN = frozenset((
-    "_followers", "_gathered", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known",
-    "_node", "_refuse_gradient", "_slice_of", "_terms", "_times_set",
+    "_boxed", "_followers", "_gathered", "_local", "_meta", "_memo", "_grad_view", "_is_gradient",
+    "_known", "_node", "_refuse_gradient", "_slice_of", "_terms", "_times_set",
 ))
 
 

@@ -142,8 +142,25 @@ def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh) -> CompiledPlan
             continue
         if not is_local(step):
             collectives.append(_told(step, bound))
+    if plan.src.is_stretched or plan.dst.is_stretched:
+        moves = _apart(plan, moves, mesh, target)
     cuts = any(isinstance(step, (Slice, MakePartial, Transfer)) for step in plan.steps)
     return CompiledPlan(moves, collectives, _reduction(plan, mesh), cuts)
+
+
+def _apart(
+    plan: Plan, moves: list[tuple[Move, Start | None]], mesh: BoundMesh, target: BoundMesh
+) -> list[tuple[Move, Start | None]]:
+    """The moves of steps that take dims in stretches as two: they get, and leave, them as one."""
+    before: list[tuple[Move, Start | None]] = []
+    after: list[tuple[Move, Start | None]] = []
+    if plan.steps and mesh.here is not None:
+        given = plan.steps[0].src.local_shape_at(mesh.here)
+        before.append((lambda x: x.reshape(given), None))
+    if plan.steps and target.here is not None:
+        made = plan.dst.local_shape_at(target.here)
+        after.append((lambda x: x.reshape(made), None))
+    return [*before, *moves, *after]
 
 
 def _told(step: Step, mesh: BoundMesh) -> _Collective:

@@ -13,9 +13,10 @@ import torch
 
 from weft import ops
 from weft.comm import BoundMesh
+from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.rules import Entry
-from weft.tensor.call import by_book, fallback, numbers, reduce_once
+from weft.tensor.call import by_book, fallback, numbers, reduce_once, stretches
 from weft.tensor.call.autocast import dtype_of
 from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
@@ -33,6 +34,7 @@ from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
 from weft.tensor.meta import Meta, dense, kept
+from weft.tensor.placing.boxed import is_stretched, view
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
@@ -49,7 +51,7 @@ from weft.tensor.trace.capture import (
 )
 from weft.tensor.trace.trees import Slot, fill, flatten, leaves, slots_of, substitute
 
-__all__ = ["MAX_TRACES", "TRACES", "reads", "recipe"]
+__all__ = ["MAX_TRACES", "TRACES", "layout_of_view", "reads", "recipe"]
 
 
 def recipe(
@@ -95,6 +97,8 @@ class _Miss:
         self.structure, self.found = structure, found
 
     def recipe(self) -> tuple[Recipe, bool]:
+        if any(map(is_stretched, self.tensors)):
+            return self._in_stretches(), False
         trace, reason = None, None
         function, entry = own.rule_of(self.func), ops.FUNCTIONS.get(self.func)
         if function is None or function.is_op:
@@ -127,6 +131,30 @@ class _Miss:
             self._keep(sizes)
             return made, False
         return self._of_one_op(trace)
+
+    def _in_stretches(self) -> Recipe:
+        """The recipe of a call on dims in stretches: of the op, if it treats rows alike."""
+        entry = ops.FUNCTIONS.get(self.func)
+        if own.rule_of(self.func) is not None or (entry is not None and entry.each_call):
+            return stretches.BY_BOXES
+        try:
+            trace = self._trace()
+        except NotCapturable:
+            return stretches.BY_BOXES
+        if not trace.ops or _returns_operand(trace, len(self.tensors)):
+            return Alias(trace.result)
+        op, *others = trace.ops
+        if others or own.handled(op.overload, self.func):
+            return stretches.BY_BOXES
+        places = _places((*self.args, *self.kwargs.values()))
+        is_leaf = self.kwargs.get("requires_grad") is True
+        builder = Builder(
+            self.func, trace, self.tensors, self.mesh, places, is_leaf, stretches=True)
+        try:
+            made = builder.build()
+        except stretches.Torn:
+            return stretches.BY_BOXES
+        return builder.program(made) if isinstance(made, Step) else stretches.BY_BOXES
 
     def _resized(self) -> tuple[Recipe, bool] | None:
         """The recipe that a known call of several ops gives, whose lengths may turn out to vary."""
@@ -188,7 +216,8 @@ class _Miss:
         func, args, kwargs = self.func, self.args, self.kwargs
         places = _places((*args, *kwargs.values()))
         is_leaf = kwargs.get("requires_grad") is True
-        builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf)
+        may_stretch = func is view
+        builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf, may_stretch)
         made = builder.build()
         if isinstance(made, ops.Composite):
             made, sizes = _composite(made, builder)
@@ -202,7 +231,9 @@ class _Miss:
         by_number = builder.own is not None and not builder.own.by_shape
         numbers_flow = made.as_called and not by_number and ops.floats_flow(
             facts(op.overload).functional)
-        if as_it_is(func) or numbers_come_from(op, (args, kwargs)):
+        decision = builder.decision
+        is_plain = decision is None or not any(one.is_stretched for one in decision.results)
+        if is_plain and (as_it_is(func) or numbers_come_from(op, (args, kwargs))):
             by_form = made if isinstance(made, Program) and builder.by_form else None
             if self.structure is not None and self.found is None:
                 self._keep(Sizes.of_op(builder, by_form, numbers_flow, is_builtin(func)))
@@ -219,6 +250,17 @@ class _Miss:
         args, kwargs = substitute((self.args, self.kwargs), iter(tensors))
         key = None if self.key is None else key_of(self.func, args, kwargs)[0]
         return recipe(self.func, args, kwargs, self.mesh, key, self.carry_out)
+
+
+def layout_of_view(meta: Meta) -> Layout:
+    """The layout of boxes that a tensor with dims in stretches has as a view (`placing.boxed`)."""
+    apart = stand_in(meta.replace(layout=meta.layout.apart, strides=None))
+    func, args = torch.Tensor.view, (apart, tuple(meta.shape))
+    trace = _captured(func, args, {}, [apart], key_of(func, args, {})[0])
+    builder = Builder(func, trace, [apart], meta.mesh, (0,))
+    builder.build()
+    assert builder.decision is not None
+    return builder.decision.results[0]
 
 
 _QUANTIZED = frozenset(

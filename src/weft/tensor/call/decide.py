@@ -15,8 +15,9 @@ import torch
 from weft import ops, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.ops.stretched_views import stretched
 from weft.rules import Decision, Rule
-from weft.tensor.call import by_book, fallback, foreach, outside
+from weft.tensor.call import by_book, fallback, foreach, outside, stretches
 from weft.tensor.call.anchor import tying
 from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
@@ -68,7 +69,8 @@ __all__ = ["Builder"]
 class Builder:
     """Decides on one op: `trace` has one, and `tensors` are the values of its Slots.
 
-    `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may. Afterwards it
+    `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may. `stretches`:
+    a view may leave dims in stretches rather than move their rows. Afterwards it
     has the `metas` of the step's results by slot; `rule`, if one gives the lengths of the results;
     `own`, a user's registration for the op; `layouts` of the operands and the `decision`;
     `by_form`, whether the step for other lengths differs in layouts alone; `clashes`, whether a
@@ -77,9 +79,9 @@ class Builder:
 
     def __init__(
         self, func: Any, trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
-        places: Sequence[int] | None, is_leaf: bool = False,
+        places: Sequence[int] | None, is_leaf: bool = False, stretches: bool = False,
     ) -> None:
-        self.places, self.is_leaf = places, is_leaf
+        self.places, self.is_leaf, self.stretches = places, is_leaf, stretches
         self.entry: rules.Entry | None = None
         self.rule: Rule | None = None
         self.own: rules.OwnRule | None = None
@@ -124,6 +126,15 @@ class Builder:
         wants = [grad and tensor.requires_grad for tensor in operands]
         target = None if self.target is None else self.slots.index(self.target)
         slices = [one._meta.slice_of if type(one) is ShardTensor else None for one in operands]
+        if self.stretches and (found := stretched(call, layouts)) is not None:
+            return self._direct(found, layouts, wants, None)
+        if any(layout.is_stretched for layout in layouts):
+            if call.op in rules.OWN:
+                raise stretches.Torn
+            made = stretches.by_rule(call, entry, self.facts, layouts, wants, target)
+            if isinstance(made, ops.Kernel):
+                return self._direct(made.decision, layouts, wants, made)
+            return self._direct(made, layouts, wants, None)
         chosen, self.rule, self.own = choose(
             call, entry, self.facts, layouts, wants, results, target, slices)
         if chosen is None:
@@ -305,7 +316,8 @@ class Builder:
             self.kernel = BoundKernel(
                 self.name, algorithm, self.mesh, tuple(self.slots),
                 dtype_of(self.op, self.trace, self.mesh))
-            return self.kernel.local(decision.operands), self.op.args, self.op.kwargs
+            operands = [layout.plain for layout in decision.operands]
+            return self.kernel.local(operands), self.op.args, self.op.kwargs
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
             return algorithm.bind(self.mesh), order, {}

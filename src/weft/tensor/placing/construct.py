@@ -18,6 +18,7 @@ from weft.tensor.leaves import replace_leaf, take_hooks, track_leaf
 from weft.tensor.members import hooks
 from weft.tensor.meta import NONE, Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
+from weft.tensor.placing.boxed import boxed
 from weft.tensor.placing.freed import keep, local_data, memory_of
 from weft.tensor.placing.in_place import lay_state_of
 from weft.tensor.placing.layouts import as_sharded, leaf
@@ -46,7 +47,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if tensor._meta.varying:  # gathered for its module: it becomes a shard again
         _set_gathered(tensor, value)
         return
-    given = value if type(value) is ShardTensor else redistribute_to(
+    given = boxed(value) if type(value) is ShardTensor else redistribute_to(
         as_sharded(value, mesh), _for_shape(tensor._meta.layout, tuple(value.shape))
     )
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
@@ -170,7 +171,7 @@ def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> 
 
 def _lay_gradient(tensor: ShardTensor, grad: ShardTensor) -> None:
     """Reshard the existing gradient to the gradient layout of the tensor's new layout."""
-    layout = gradient_layout(tensor.sharding)
+    layout, grad = gradient_layout(tensor.sharding), boxed(grad)
     if layout != grad.sharding:
         with torch.no_grad():
             moved = redistribute_to(grad.detach(), layout)

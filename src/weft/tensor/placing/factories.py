@@ -3,11 +3,13 @@ written to it.
 
 A factory that is given no ShardTensor cannot know a layout. So what it makes inside waits
 (`placing.waiting`): a write of a sharded value makes it a ShardTensor, any other use a plain
-tensor. Spectra of which few modes are read wait as well (`placing.spectra`).
+tensor. Spectra of which few modes are read wait as well (`placing.spectra`), and rows of views that
+join dims stay until something asks where they stand (`placing.boxed`).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.core.scopes import block
+from weft.tensor.placing.boxed import view
 from weft.tensor.placing.spectra import STARTS, Fields, begun, waiting_for
 from weft.tensor.placing.waiting import Unplaced, unplaced
 from weft.tensor.shard_tensor import ShardTensor
@@ -50,6 +53,11 @@ def sharded_factories() -> Iterator[None]:
     blocks. A slice then shares no memory with its spectrum, whose own gradient cannot be asked for
     afterwards.
 
+    Views that join samples and tokens leave the tokens of a sharded sequence where they are
+    (`x.view(-1, k)`, `flatten`). Their rows change ranks only when something asks where they stand;
+    `to_local()` of such a view is a collective. Enter it around `backward()` as well where
+    activations are recomputed.
+
     It is a mode of the thread; with simulated ranks, enter it in the program of each rank.
     """
     with _Factories():
@@ -76,10 +84,47 @@ class _Factories(TorchFunctionMode):
             waiting = begun(func, args, kwargs, self.fields)
             if waiting is not None:
                 return waiting
+        elif func in _VIEWS and type(args[0]) is ShardTensor and not kwargs and (
+            any(args[0]._meta.layout.dims[1:]) and transforms() is None
+        ):
+            shape = _shape_of(func, args)
+            if shape is not None:
+                func, args = view, (args[0], _VIEWS[func], shape)
+                return ShardTensor.__torch_function__(func, types, args)
         if func is torch.Tensor.backward:
             with self:  # torch turns a mode off while it handles a call
                 return _backward(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+_VIEWS: dict[Any, Any] = {
+    torch.Tensor.view: torch.Tensor.view, torch.Tensor.reshape: torch.Tensor.reshape,
+    torch.reshape: torch.reshape, torch.Tensor.flatten: torch.Tensor.reshape,
+    torch.flatten: torch.reshape,
+}
+"""What joins dims, and what does so by a shape."""
+
+
+def _shape_of(func: Any, args: Any) -> tuple[int, ...] | None:
+    """The shape that a view asks for; None of calls that are no views of a shape, or wrong."""
+    x, *rest = args
+    if func in (torch.Tensor.flatten, torch.flatten):
+        return _flattened(x.shape, *rest) if all(type(one) is int for one in rest) else None
+    shape = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    if not all(type(length) is int for length in shape) or 0 in x.shape or 0 in shape:
+        return None
+    known = math.prod([length for length in shape if length != -1])
+    if list(shape).count(-1) > 1 or known <= 0 or x.numel() % known:
+        return None
+    return tuple([x.numel() // known if length == -1 else length for length in shape])
+
+
+def _flattened(shape: Sequence[int], start: int = 0, end: int = -1) -> tuple[int, ...] | None:
+    ndim = len(shape)
+    if not (-ndim <= start < ndim and -ndim <= end < ndim and start % ndim < end % ndim):
+        return None
+    start, end = start % ndim, end % ndim + 1
+    return *shape[:start], math.prod(shape[start:end]), *shape[end:]
 
 
 def _unplaced(

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
-from weft.core import Layout
+from weft.core import Layout, StretchedLayout, as_boxes
 from weft.errors import PlacementError, ShardTypeError
 from weft.planner import gradient_layout
 from weft.tensor.meta import NONE, Meta, bounded_put, intern
 from weft.tensor.placing.arguments import mesh_and_placements
+from weft.tensor.placing.boxed import boxed, joined, seen, viewed
 from weft.tensor.placing.freed import fill, keep, memory_of
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.placing.operands import MAX_VIEWS, as_value
@@ -37,6 +38,7 @@ def redistribute(
     grad_placements: Any = None,
 ) -> ShardTensor:
     """See `ShardTensor.redistribute`."""
+    tensor = boxed(tensor)
     meta = tensor._meta
     if device_mesh is not None:
         device_mesh, placements = mesh_and_placements(device_mesh, placements)
@@ -195,6 +197,11 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def redistribute_to(tensor: ShardTensor, layout: Layout, call: str = "redistribute") -> ShardTensor:
     """The tensor in a layout of its own mesh; may share memory. `call` names the request."""
+    if as_boxes(tensor._meta.layout, layout) is None:
+        tensor = boxed(tensor)
+        if isinstance(layout, StretchedLayout):
+            apart = layout.apart
+            return joined(redistribute_to(viewed(tensor, apart.shape), apart, call), layout)
     if tensor._meta.varying:
         fill(tensor)
         tensor = as_value(tensor)  # type: ignore[assignment]
@@ -236,6 +243,7 @@ def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
+    tensor = boxed(tensor)
     if tensor._meta.varying:
         keep(tensor)
         if grad_placements is not None:
@@ -330,7 +338,7 @@ def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
     meta = tensor._meta
     if meta.mesh.here is None:
         return None
-    box = meta.layout.box_at(meta.mesh.here)
+    box = seen(meta).box_at(meta.mesh.here)
 
     def of(axis: int) -> int:
         dim = meta.layout.on(axis)

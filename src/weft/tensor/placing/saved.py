@@ -21,6 +21,7 @@ from weft.core import Layout, Mesh, P, Partial, Replicate, Shard, StridedShard
 from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor.leaves import track_leaf
 from weft.tensor.modes import check_traced
+from weft.tensor.placing.boxed import boxed
 from weft.tensor.placing.freed import local_data, memory_of
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
@@ -34,6 +35,7 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
     As for a plain tensor these are the data, `requires_grad` and the attributes, and tensors that
     share memory still do when they are read back from one file.
     """
+    tensor = boxed(tensor)
     meta = tensor._meta
     mesh, layout = meta.mesh, meta.layout
     facts = {

@@ -160,6 +160,8 @@ def _what_is_shown(meta: Meta) -> str:
     for axis, kind in enumerate(layout.partial):
         if kind is not None and mesh.axis_sizes[axis] > 1:
             over.setdefault(kind, []).append(str(mesh.axis_names[axis]))
+    if layout.is_stretched:
+        return f"rank {mesh.rank} holds a part of each stretch, {list(meta.local_shape)}:"
     box = ", ".join(f"{start}:{stop}" for start, stop in layout.box_at(mesh.here))
     if not over:
         return f"rank {mesh.rank} holds [{box}]:" if meta.shape else "the value:"
