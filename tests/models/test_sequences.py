@@ -110,6 +110,39 @@ def _blocks(key_heads: int, is_causal: bool) -> int:
     return nbytes * 3 // 4 * (2 if is_causal else 3)
 
 
+def gpt2(heads: int, key_heads: int) -> nn.Module:
+    return hf.GPT2LMHeadModel(hf.GPT2Config(
+        vocab_size=64, n_embd=heads * WIDTH, n_layer=2, n_head=heads, n_positions=LENGTH,
+        bos_token_id=None, eos_token_id=None, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_views_of_tokens_move_nothing(name: str) -> None:
+    """Of two samples on four ranks, tokens stay where they are, from the linears to the loss."""
+    torch.manual_seed(0)
+    build = gpt2 if name == "gpt2" else MODELS[name]
+    model = build(4, 4)
+    tokens = torch.randint(0, 64, (2, LENGTH - 3))
+    loss = step(model, tokens).loss.detach()
+    state = model.state_dict()
+
+    def on_rank(mesh: Any) -> None:
+        mine = build(4, 4)
+        mine.load_state_dict(state)
+        with weft.sharded_factories(), weft.explain() as log:
+            out = step(mine, weft.distribute_tensor(tokens, mesh, P(None, "x")))
+        torch.testing.assert_close(torch.tensor(float(out.loss)), loss, rtol=1e-5, atol=1e-6)
+        for one, other in zip(mine.parameters(), model.parameters()):
+            gradient: Any = one.grad
+            torch.testing.assert_close(gradient.full_tensor() if isinstance(
+                gradient, ShardTensor) else gradient, other.grad, rtol=2e-4, atol=2e-6)
+        moved = [event for event in log.events if event.nbytes and event.op.startswith(
+            ("aten.view", "aten.reshape"))]
+        assert not moved, str(log)
+
+    weft.testing.run(on_rank, RANKS, {"x": RANKS})
+
+
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
 def test_memory_falls_with_the_ranks(heads: int) -> None:
     """The peak of a rank is at most 1.3 of its part of the peak of one process."""
