@@ -218,3 +218,24 @@ def test_a_shape_in_place_is_refused(mesh: Any) -> None:
     with pytest.raises(weft.UnsupportedOpError, match="in place, a shape changes"):
         rows.unsqueeze_(0)
     assert torch.equal(rows.full_tensor(), tokens()[0].view(-1, 6))
+
+
+@ranks(x=4)
+def test_rows_move_once_for_each_graph(mesh: Any) -> None:
+    """A leaf in stretches serves one step after another; its rows move once in each."""
+    x = weft.distribute_tensor(tokens()[0], mesh, P(None, "x"), src_data_rank=None)
+    with weft.sharded_factories():
+        rows = x.view(-1, 6)
+        rows.requires_grad_()
+        for step in (1, 2, 3):
+            with weft.explain() as log:
+                (rows.cumsum(0) + rows.flip(0)).square().sum().backward()
+            moves = [event for event in log.events if event.op == "aten.view.default"]
+            assert [event.direction for event in moves] == ["forward", "backward"]
+            assert rows.grad is not None and rows.is_leaf
+            if step == 1:
+                once = rows.grad.full_tensor()
+            torch.testing.assert_close(rows.grad.full_tensor(), once * step)
+    leaf = tokens()[0].view(-1, 6).requires_grad_()
+    (leaf.cumsum(0) + leaf.flip(0)).square().sum().backward()
+    torch.testing.assert_close(once, leaf.grad)

@@ -42,7 +42,7 @@ def _by_boxes(func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*map_tensors(opened, args), **map_tensors(opened, kwargs))
     for made, tensor in given.values():
         if (made.shape, made.stride()) != (tensor.shape, tensor.stride()):
-            del tensor._boxed
+            vars(tensor).pop("_boxed", None)
             raise UnsupportedOpError(
                 getattr(func, "__name__", str(func)), f"the tensor is {tensor._meta.layout}",
                 "in place, a shape changes where the elements stay", [str(tensor._meta.layout)],

@@ -7,7 +7,9 @@ whose data move now, which all ranks ask for. Its layout is known before.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from weft.core import Layout, StretchedLayout
 from weft.tensor.members import hooks
 from weft.tensor.meta import Meta, kept
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.views.moved import unwrap_view
 
 __all__ = ["boxed", "is_stretched", "joined", "seen", "view", "viewed"]
 
@@ -35,11 +38,20 @@ def boxed(x: Any) -> Any:
     in one already is returned as it is."""
     if not is_stretched(x):
         return x
-    graded = torch.is_grad_enabled() and x.requires_grad
+    in_graph = torch.is_grad_enabled() and x.requires_grad
     found = vars(x).setdefault("_boxed", {})
-    if graded not in found:
-        found[graded] = viewed(viewed(x, x._meta.layout.apart.shape), x.shape)
-    return found[graded]
+    if in_graph not in found:
+        made = found[in_graph] = viewed(viewed(x, x._meta.layout.apart.shape), x.shape)
+        node = unwrap_view(made._local).grad_fn
+        if node is not None:  # what it has saved, a backward frees
+            node.register_prehook(partial(_forget, weakref.ref(x)))
+    return found[in_graph]
+
+
+def _forget(of: weakref.ref[Any], gradients: Any) -> None:
+    x = of()
+    if x is not None:
+        vars(x).pop("_boxed", None)
 
 
 def viewed(x: Any, shape: Sequence[int]) -> Any:
