@@ -70,11 +70,11 @@ class Builder:
     """Decides on one op: `trace` has one, and `tensors` are the values of its Slots.
 
     `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may. `stretches`:
-    a view may leave dims in stretches rather than move their rows. Afterwards it
-    has the `metas` of the step's results by slot; `rule`, if one gives the lengths of the results;
-    `own`, a user's registration for the op; `layouts` of the operands and the `decision`;
-    `by_form`, whether the step for other lengths differs in layouts alone; `clashes`, whether a
-    value that the op takes twice moves to two layouts; `may_view`, whether results may be views.
+    a view may leave dims in stretches rather than move their rows. Afterwards it has the `metas` of
+    the step's results by slot; `rule`, if one gives the lengths of the results; `own`, a user's
+    registration for the op; `layouts` of the operands and the `decision`; `by_form`, whether the
+    step for other lengths differs in layouts alone; `clashes`, whether a value that the op takes
+    twice moves to two layouts; `may_view`, whether results may be views.
     """
 
     def __init__(
