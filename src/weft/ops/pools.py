@@ -204,7 +204,7 @@ def _unpooled(
             holder, row = units.locate([*names, *apart(places, lengths)])
             routes = plan_by_request(exchange, holder, row, wrong, once=False)
             rows, values = routes.deliver(x.reshape(-1))
-            return x.new_zeros(math.prod(block)).index_put((rows,), values).view(block)
+            return x.new_zeros(math.prod(block)).index_put_((rows,), values).view(block)
 
         return local
 

@@ -65,9 +65,10 @@ def _placed(
         to = _target(result, rights, before, places)
         if to is None:
             return None
-        at, counts[at], unit = to[0], to[1], to[2]
+        at, count, unit = to
         dims[at], cuts[at] = given.dims[dim], tuple([place // unit for place in places])
-        is_due = is_due or (before < given.num_shards(dim) and counts[at] > 1)
+        counts[at] = count
+        is_due = is_due or (count > 1 and before < given.num_shards(dim))
     if not is_due:
         return None
     shape, two_dims, two_cuts = [], [], []
