@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.harness import held, ranks
@@ -208,6 +210,31 @@ def test_gradients_of_views_in_stretches(mesh: Any) -> None:
     whole = torch.full((16, 6), 3.0, dtype=torch.float64)
     assert torch.equal(seen[0].full_tensor(), whole) and torch.equal(rows.grad.full_tensor(), whole)
     assert torch.equal(x.grad.full_tensor(), whole.view(2, 8, 6))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+def test_recomputed_as_computed(reentrant: bool, inside: bool) -> None:
+    """Also where the backward is called after the context."""
+    def on_rank(mesh: Any) -> tuple[Tensor, int]:
+        x, weight, bias = tokens()
+        x = weft.distribute_tensor(x, mesh, P(None, "x"), src_data_rank=None).requires_grad_()
+        with weft.explain() as log, ExitStack() as stack:
+            stack.enter_context(weft.sharded_factories())
+            out = checkpoint(_products, x, weight, bias, use_reentrant=reentrant)
+            loss = out.square().sum()
+            if not inside:
+                stack.close()
+            loss.backward()
+        moved = [event.nbytes for event in log.events if event.collective != "AllReduce"]
+        return x.grad.full_tensor(), sum(moved)
+
+    x, weight, bias = tokens()
+    _products(x.requires_grad_(), weight, bias).square().sum().backward()
+    assert x.grad is not None
+    for gradient, moved in weft.testing.run(on_rank, mesh={"x": 4}):
+        torch.testing.assert_close(gradient, x.grad)
+        assert moved == 0
 
 
 @ranks(x=4)

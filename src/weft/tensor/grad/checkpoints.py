@@ -34,6 +34,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from weft.core.scopes import setting
 from weft.tensor.call import reduce_once
 from weft.tensor.call.own.functions import is_sharded
+from weft.tensor.placing.factories import carried
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import REDUCTIONS, transforms, with_gradient
@@ -227,6 +228,7 @@ class _End:
 
 def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.utils.checkpoint.checkpoint`: torch saves the local tensors, with their graph."""
+    function = carried(function)
     if kwargs.get("use_reentrant") is not False:
         return original(function, *args, **kwargs)
     metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from weft.core.scopes import block
 from weft.tensor.placing.boxed import view
@@ -25,7 +26,7 @@ from weft.tensor.placing.waiting import Unplaced, unplaced
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.nodes import transforms
 
-__all__ = ["sharded_factories"]
+__all__ = ["carried", "sharded_factories"]
 
 _FACTORIES: frozenset[Any] = frozenset((torch.empty, torch.full, torch.ones, torch.zeros))
 _FOLLOWED = frozenset(("device", "dtype", "fill_value", "requires_grad", "size"))
@@ -55,8 +56,7 @@ def sharded_factories() -> Iterator[None]:
 
     Views that join samples and tokens leave the tokens of a sharded sequence where they are
     (`x.view(-1, k)`, `flatten`). Their rows change ranks only when something asks where they stand;
-    `to_local()` of such a view is a collective. Enter it around `backward()` as well where
-    activations are recomputed.
+    `to_local()` of such a view is a collective.
 
     It is a mode of the thread; with simulated ranks, enter it in the program of each rank.
     """
@@ -125,6 +125,26 @@ def _flattened(shape: Sequence[int], start: int = 0, end: int = -1) -> tuple[int
         return None
     start, end = start % ndim, end % ndim + 1
     return *shape[:start], math.prod(shape[start:end]), *shape[end:]
+
+
+def carried(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, inside of the context that is entered now, whenever it is called: activations
+    are recomputed as they were computed."""
+    mode = _entered()
+    if mode is None:
+        return function
+
+    @wraps(function, updated=())
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with mode if _entered() is None else nullcontext():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def _entered() -> _Factories | None:
+    modes = _get_current_function_mode_stack()
+    return next((mode for mode in modes if isinstance(mode, _Factories)), None)
 
 
 def _unplaced(
