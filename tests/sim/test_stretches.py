@@ -195,6 +195,16 @@ def test_boxes_are_what_is_seen(mesh: Any) -> None:
 
 
 @ranks(x=4)
+def test_arguments_by_name(mesh: Any) -> None:
+    x = weft.distribute_tensor(tokens()[0], mesh, P(None, "x"), src_data_rank=None)
+    with weft.sharded_factories():
+        found = [torch.reshape(input=x, shape=(16, 6)), torch.flatten(input=x, end_dim=1),
+                 x.flatten(start_dim=0, end_dim=1)]
+    for one in found:
+        assert torch.equal(one.full_tensor(), tokens()[0].view(16, 6))
+
+
+@ranks(x=4)
 def test_gradients_of_views_in_stretches(mesh: Any) -> None:
     """Hooks, kept gradients, and a gradient that is given, in any layout."""
     x = weft.distribute_tensor(tokens()[0], mesh, P(None, "x"), src_data_rank=None)

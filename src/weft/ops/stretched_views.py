@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from weft.core import Layout, StretchedLayout
+from weft.core import Layout, in_stretches
 from weft.ops.nested_views import groups, viewed
 from weft.rules import Call, Decision
 
@@ -39,16 +39,15 @@ def stretched(call: Call, layouts: Sequence[Layout]) -> Decision | None:
     found = _placed(given, result, x.is_stretched)
     if found is None:
         return None
-    shape, dims, cuts, counts = found
-    apart = Layout.make(given.mesh, shape, dims, cuts, given.partial)
-    out = apart if max(counts, default=1) == 1 else StretchedLayout(apart, counts)
-    return viewed(call, x, out, _VIEWS[call.op])
+    dims, cuts, counts = found
+    rows = Layout.make(given.mesh, result, dims, cuts, given.partial)
+    return viewed(call, x, in_stretches(rows, counts), _VIEWS[call.op])
 
 
 def _placed(
     given: Layout, result: Sequence[int], was_stretched: bool
-) -> tuple[list[int], list[tuple[int, ...]], list[tuple[int, ...] | None], list[int]] | None:
-    """Shape, axes and cuts of the result's dims, those in stretches as two; and the stretches."""
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...] | None], list[int]] | None:
+    """Axes of the result's dims, cuts of rows in the order of ranks, and how many stretches."""
     dims: list[tuple[int, ...]] = [()] * len(result)
     cuts: list[tuple[int, ...] | None] = [None] * len(result)
     counts, is_due = [1] * len(result), was_stretched
@@ -66,21 +65,10 @@ def _placed(
         if to is None:
             return None
         at, count, unit = to
-        dims[at], cuts[at] = given.dims[dim], tuple([place // unit for place in places])
-        counts[at] = count
+        dims[at], counts[at] = given.dims[dim], count
+        cuts[at] = tuple([place // unit * count for place in places])
         is_due = is_due or (count > 1 and before < given.num_shards(dim))
-    if not is_due:
-        return None
-    shape, two_dims, two_cuts = [], [], []
-    for length, axes, cut, count in zip(result, dims, cuts, counts):
-        if count > 1:
-            shape.append(count)
-            two_dims.append(())
-            two_cuts.append(None)
-        shape.append(length // count)
-        two_dims.append(axes)
-        two_cuts.append(cut)
-    return shape, two_dims, two_cuts, counts
+    return (dims, cuts, counts) if is_due else None
 
 
 def _target(

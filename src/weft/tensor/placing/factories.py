@@ -84,7 +84,7 @@ class _Factories(TorchFunctionMode):
             waiting = begun(func, args, kwargs, self.fields)
             if waiting is not None:
                 return waiting
-        elif func in _VIEWS and type(args[0]) is ShardTensor and not kwargs and (
+        elif func in _VIEWS and args and type(args[0]) is ShardTensor and not kwargs and (
             any(args[0]._meta.layout.dims[1:]) and transforms() is None
         ):
             shape = _shape_of(func, args)
