@@ -66,19 +66,40 @@ def test_views_that_move_where_a_rank_has_nothing() -> None:
     weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2})
 
 
-def test_a_recorded_write_to_windows_that_moved_raises() -> None:
-    """Each of the elements that share memory would take the gradient; without one it is a write."""
+def test_a_write_to_windows_that_moved_raises() -> None:
+    """In one process it would reach every window that shows the element."""
     x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    due = x.clone()
-    due.unfold(0, 2, 1).unflatten(1, (-1, 2)).relu_()
 
     def on_rank(mesh: weft.Mesh) -> None:
-        u = weft.distribute_tensor(x, mesh, P(None, ("b", "a"))).requires_grad_() * 1
-        windows = u.unfold(0, 2, 1).unflatten(1, (-1, 2))
-        with pytest.raises(weft.UnsupportedOpError, match="whose elements share memory"):
-            windows.relu_()
-        u = weft.distribute_tensor(x.clone(), mesh, P(None, ("b", "a")))
-        u.unfold(0, 2, 1).unflatten(1, (-1, 2)).relu_()
-        assert torch.equal(u.full_tensor(), due)
+        for grad in (False, True):
+            u = weft.distribute_tensor(x.clone(), mesh, P(None, ("b", "a"))).requires_grad_(grad)
+            u = u * 1
+            windows = u.unfold(0, 2, 1).unflatten(1, (-1, 2))
+            with pytest.raises(weft.UnsupportedOpError, match="has no known inverse"):
+                windows.relu_()
+            with pytest.raises(weft.UnsupportedOpError, match="has no known inverse"):
+                windows[0].add_(1.0)
+            assert torch.equal(u.full_tensor(), x)
+            assert torch.equal(windows.full_tensor(), x.unfold(0, 2, 1).unflatten(1, (-1, 2)))
+
+    weft.testing.run(on_rank, mesh={"a": 2, "b": 2})
+
+
+def test_windows_that_moved_claim_memory_of_their_own() -> None:
+    """Where torch would join dims of windows, ranks raise alike, those that hold nothing too."""
+    x = torch.randn(3, 7, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    due = x.unfold(2, 2, 1).flatten(0, 1)
+
+    def on_rank(mesh: weft.Mesh) -> None:
+        layout = weft.Layout(mesh, x.shape, P(None, ("a", "b")), sizes={1: (0, 0, 3, 4)})
+        u = weft.distribute_tensor(x, mesh, layout, src_data_rank=None)
+        rows = u.unfold(2, 2, 1).flatten(0, 1)
+        assert not rows.is_contiguous()
+        for part, of in zip((rows, *rows.split(9), *rows.split(1, 3)),
+                            (due, *due.split(9), *due.split(1, 3))):
+            with pytest.raises(RuntimeError, match="view size is not compatible"):
+                part.view(part.shape[0], -1, part.shape[3])
+            assert torch.equal(part.flatten(1, 2).full_tensor(), of.flatten(1, 2))
+            assert torch.equal(part.contiguous().view(-1).full_tensor(), of.reshape(-1))
 
     weft.testing.run(on_rank, mesh={"a": 2, "b": 2})

@@ -13,7 +13,8 @@ from torch import Tensor
 
 __all__ = [
     "Gaps", "Order", "full_order", "gaps_of", "in_order", "laid", "memory_order", "order_due",
-    "order_of", "strides_in_order", "strides_like",
+    "order_of", "shares_elements", "strides_apart", "strides_in_order",
+    "strides_like",
 ]
 
 Order = tuple[int, ...]
@@ -66,6 +67,18 @@ def gaps_of(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) 
     return tuple(gaps)
 
 
+def shares_elements(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements may share memory, as those of windows that overlap do; what is expanded does
+    not count."""
+    reach = 0
+    for step, length in sorted(zip(strides, shape)):
+        if step and length > 1:
+            if step <= reach:
+                return True
+            reach += step * (length - 1)
+    return False
+
+
 def strides_in_order(
     shape: Sequence[int], order: Sequence[int], lines: Mapping[int, int] | None = None
 ) -> tuple[int, ...]:
@@ -77,6 +90,13 @@ def strides_in_order(
         strides[dim] = step
         step *= max(lines.get(dim, shape[dim]) if lines else shape[dim], 1)
     return tuple(strides)
+
+
+def strides_apart(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides in the same order, by which no elements share memory and no dims can be joined; what
+    is expanded stays so."""
+    order = [dim for dim in memory_order(shape, strides) if strides[dim]]
+    return strides_in_order(shape, order, {dim: shape[dim] + 1 for dim in order})
 
 
 def strides_like(

@@ -62,6 +62,7 @@ from weft.tensor.trace.capture import Trace, as_autocast, meta_like
 from weft.tensor.trace.derivatives import differentiated
 from weft.tensor.trace.trees import Slot, slots_of
 from weft.transport.facts import replicated
+from weft.transport.order import shares_elements, strides_apart
 
 __all__ = ["Builder"]
 
@@ -417,6 +418,10 @@ class Builder:
         varying: frozenset[int] = NONE,
     ) -> Meta:
         strides = tuple(meta.stride())
+        if alias is not None:
+            base = self.trace.metas[self.slots[0]]
+            if shares_elements(base.shape, base.stride()):  # what moved holds each by itself
+                strides = strides_apart(meta.shape, strides)
         return intern(
             self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
             None if strides == contiguous_strides(meta.shape) else strides, alias, varying,

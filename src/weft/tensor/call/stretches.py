@@ -36,12 +36,12 @@ def _by_boxes(func: Any, args: Any, kwargs: Any) -> Any:
     def opened(tensor: torch.Tensor) -> torch.Tensor:
         made = boxed(tensor)
         if made is not tensor:
-            given[id(made)] = made, tensor
+            given[id(made)] = made, tensor, (made.shape, made.stride())
         return made
 
     out = func(*map_tensors(opened, args), **map_tensors(opened, kwargs))
-    for made, tensor in given.values():
-        if (made.shape, made.stride()) != (tensor.shape, tensor.stride()):
+    for made, tensor, form in given.values():
+        if (made.shape, made.stride()) != form:
             vars(tensor).pop("_boxed", None)
             raise UnsupportedOpError(
                 getattr(func, "__name__", str(func)), f"the tensor is {tensor._meta.layout}",

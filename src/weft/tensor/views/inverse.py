@@ -20,6 +20,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
 from weft.tensor.trace.trees import flatten, slots_of, substitute
+from weft.transport.order import shares_elements
 
 __all__ = ["OVERLAP", "write"]
 
@@ -50,20 +51,12 @@ def write(
     """Write `value` to the elements of `base`, the call's first tensor, that result `place` shows.
 
     Raises:
-        UnsupportedOpError: the call has no known inverse, or elements of the view share memory, of
-            which each would take the gradient.
+        UnsupportedOpError: the call has no known inverse, or elements of the view share memory.
         RuntimeError: what torch raises for such a write: the base is a leaf that requires grad, or
-            elements of the view share memory.
+            elements of what is expanded are written to.
     """
     if not value.numel():
         return
-    if torch.is_grad_enabled() and value.requires_grad and _shares_elements(value):
-        raise UnsupportedOpError(
-            getattr(func, "__name__", str(func)),
-            f"autograd records a write to its view {value.sharding}, whose data had to move and "
-            "whose elements share memory", "of elements that share memory, each would take the "
-            "gradient", [str(value.sharding)],
-            "clone() the view first, or write to it in torch.no_grad()")
     tensors = flatten((args, kwargs))
     metas = [meta_like(tensor) for tensor in tensors]
     feed = iter(metas)
@@ -71,11 +64,15 @@ def write(
         trace = capture(func, substitute(args, feed), substitute(kwargs, feed), metas)
     except NotCapturable:
         _refuse(getattr(func, "__name__", str(func)), value)
+    result = slots_of(trace.result)[place].index
     start = next(at for at, tensor in enumerate(tensors) if tensor is base)
     steps = [
-        step for op, source, result in _path(trace, start, slots_of(trace.result)[place].index)
+        step for op, source, result in _path(trace, start, result)
         for step in _steps(op, trace.metas[source], result, value)
     ]
+    seen = trace.metas[result]
+    if shares_elements(seen.shape, seen.stride()):  # what is written shows in the others
+        _refuse(getattr(func, "__name__", str(func)), value)
     _write(base, steps, value)
 
 
@@ -189,18 +186,6 @@ def _order(show: Change, ndim: int) -> list[int]:
     lengths = list(range(2, 2 + ndim))
     moved = show(torch.empty(lengths, device="meta")).shape
     return [list(moved).index(length) for length in lengths]
-
-
-def _shares_elements(value: ShardTensor) -> bool:
-    """Whether elements may share memory in the global tensor, as those of windows do; of an
-    expanded one they do so by their stride."""
-    reach = 0
-    for step, length in sorted(zip(value.stride(), value.shape)):
-        if step and length > 1:
-            if step <= reach:
-                return True
-            reach += step * (length - 1)
-    return False
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
