@@ -72,7 +72,7 @@ def _over_sequence(
         lambda: Attention(shards.mesh, shards.operands, is_causal, enable_gqa))
     if shards.check is not None and made.axes:
         shards.check(made.axes)
-    return made.attend([query, key, value, *masks], scale, drops)
+    return made.attend([query, key, value, *masks], scale, drops, shards.moved)
 
 
 def _with_dropout(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
@@ -28,6 +29,7 @@ from weft.transport.nodes import (
     with_gradient,
 )
 from weft.transport.traffic import sending
+from weft.transport.transition import Transition
 
 __all__ = ["Shards", "collective"]
 
@@ -49,18 +51,21 @@ class Shards:
         operands: the layouts of all tensors that the op is given.
         check: called before a collective, with the mesh axes that it runs over.
         next_key: gives the key of a random call, which is counted then; all ranks call it alike.
+        version_of: counts the writes to a tensor's memory.
     """
 
     def __init__(
         self, mesh: BoundMesh, layout: Layout, dims: Sequence[int],
         check: Callable[[tuple[int, ...]], None] | None = None, operands: Sequence[Layout] = (),
         next_key: Callable[[], Any] | None = None,
+        version_of: Callable[[Tensor], int] | None = None,
     ) -> None:
         assert mesh.here is not None
-        self.operands, self.next_key = tuple(operands), next_key
+        self.operands, self.next_key, self.version_of = tuple(operands), next_key, version_of
         self.mesh, self.layout, self.dims, self.check = mesh, layout, tuple(dims), check
         self.parts: dict[tuple[int, ...], Shards] = {}
         self.made: Any = None
+        self._moved = WeakTensorKeyDictionary()
         axes = tuple([axis for dim in self.dims for axis in layout.dims[dim]])
         self.axes = tuple(sorted(axes))
         self._group: Communicator = mesh.line(axes)
@@ -83,7 +88,8 @@ class Shards:
         found = self.parts.get(dims)
         if found is None:
             found = self.parts[dims] = Shards(
-                self.mesh, self.layout, dims, self.check, self.operands, self.next_key)
+                self.mesh, self.layout, dims, self.check, self.operands, self.next_key,
+                self.version_of)
         return found
 
     def group(self) -> Communicator:
@@ -126,6 +132,19 @@ class Shards:
         if self.made is None:
             self.made = make()
         return self.made
+
+    def moved(self, x: Tensor, move: Transition) -> Tensor:
+        """`move(x)`. What has no gradient moves once, until it is written to: the layers of a
+        model have one mask."""
+        if (x.requires_grad or x.is_inference() or self.version_of is None
+                or not move.communicates):
+            return move(x)
+        version = self.version_of(x)
+        known, out = self._moved.get(x) or (None, x)
+        if known != version:
+            out = move(x)
+            self._moved[x] = version, out
+        return out
 
     def of_filled(self, gathered: Tensor) -> Tensor:
         """Of gathered summaries, those of the shards that have elements."""

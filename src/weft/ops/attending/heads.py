@@ -14,7 +14,10 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.transport import Transition
 
-__all__ = ["ByHeads"]
+__all__ = ["ByHeads", "Moves"]
+
+Moves = Callable[[Tensor, Transition], Tensor]
+"""Carries out a transition of a tensor."""
 
 
 class ByHeads:
@@ -78,12 +81,18 @@ class ByHeads:
         num = math.prod([self.layouts[0].mesh.axis_sizes[axis] for axis in self.axes])
         return sum(map(_share, layouts)) * (1 - 1 / num)
 
-    def attend(self, tensors: list[Tensor], whole: Callable[..., Tensor]) -> Tensor:
-        """The rank's part of the result; `whole` is attention of whole sequences."""
+    def attend(
+        self, tensors: list[Tensor], whole: Callable[..., Tensor], moved: Moves | None = None
+    ) -> Tensor:
+        """The rank's part of the result; `whole` is attention of whole sequences, `moved` moves the
+        mask."""
         if self.times > 1:
             tensors[1:3] = [one.repeat_interleave(self.times, -3) for one in tensors[1:3]]
-        moved = [move(x) for move, x in zip(self.moves, tensors)]
-        return self.moves[-1](whole(*moved))
+        given = [move(x) for move, x in zip(self.moves, tensors[:3])]
+        for mask in tensors[3:]:
+            assert moved is not None
+            given.append(moved(mask, self.moves[3]))
+        return self.moves[-1](whole(*given))
 
 
 def _repeated(layout: Layout, times: int) -> Layout:

@@ -15,7 +15,7 @@ from weft.core import Layout
 from weft.core.layout import Box
 from weft.ops.attending.blocks import Blocks
 from weft.ops.attending.fused import ATTENTION
-from weft.ops.attending.heads import ByHeads
+from weft.ops.attending.heads import ByHeads, Moves
 from weft.ops.attending.sequence import Keys, attend
 from weft.ops.attending.stretches import Order, stretches
 from weft.ops.attending.tiles import Noise, Options
@@ -95,10 +95,11 @@ class Attention:
         self.heads = ByHeads.of(mesh, layouts) if both and not rest else None
 
     def attend(
-        self, tensors: Sequence[Tensor], scale: float, drops: Drops | None = None
+        self, tensors: Sequence[Tensor], scale: float, drops: Drops | None = None,
+        moved: Moves | None = None,
     ) -> Tensor:
         """This rank's part of the result, of its parts of the operands; `drops` says which weights
-        are dropped."""
+        are dropped, and `moved` moves a mask."""
         if self.picked is not None:
             keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
             tensors = [tensors[0], *keys, *tensors[3:]]
@@ -114,12 +115,12 @@ class Attention:
                 options = replace(options, noise=self._noise(drops, self.layouts[0], self.groups))
             return _tiled(self.keys, options, self.groups, *tensors)
         if drops is None and not (order and self.is_causal):
-            return heads.attend(list(tensors), fused)
+            return heads.attend(list(tensors), fused, moved)
         groups = max(self.groups // heads.times, 1)
         noise = None if drops is None else self._noise(drops, heads.moved[0], groups)
         options = Options(scale, self.is_causal, noise=noise)
         keys = Keys.alone(self.layouts[0].shape[-2], self.layouts[1].shape[-2], order)
-        return heads.attend(list(tensors), partial(_tiled, keys, options, groups))
+        return heads.attend(list(tensors), partial(_tiled, keys, options, groups), moved)
 
     def _noise(self, drops: Drops, query: Layout, groups: int) -> Noise:
         """The noise of this rank's weights, if the queries have this layout."""

@@ -17,6 +17,7 @@ from weft.rules import Decision
 from weft.tensor import modes
 from weft.tensor.placing.draw import next_key
 from weft.tensor.trace.capture import as_autocast
+from weft.tensor.versions import version_of
 from weft.transport import Shards, traffic
 from weft.transport.transition import Transition
 
@@ -90,7 +91,7 @@ class BoundKernel:
         operands = tuple(operands)
         shards = Shards(
             self.mesh, operands[operand], dims, partial(self._check, operands), operands,
-            partial(next_key, self.mesh))
+            partial(next_key, self.mesh), version_of)
         local = partial(self.kernel.function, shards)
         if self.cast is not None:
             local = as_autocast(local, self.cast, self.mesh.kernel_type, results=False)

@@ -146,6 +146,9 @@ def _move_all(
             locals_[place] = part
             continue
         if not (grad_mode and local.requires_grad):
+            if sharded and transition.cover is None and grad_mode and _is_recorded(tensors):
+                locals_[place] = _of_constant(tensor, local, transition)
+                continue
             locals_[place] = out = transition(local, read_only_use=True)
             if grad_mode and keeps and transition.cover is not None:
                 offer(out, local, transition)
@@ -228,6 +231,31 @@ def _boxes(
                 out[place] = box if of is None else of.became(box, part, move)
                 if of is None and keeps:
                     offer(box, local, move)
+    return out
+
+
+def _is_recorded(tensors: Sequence[Any]) -> bool:
+    """Whether autograd records the call: then its operands live until a backward anyway."""
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tensors)
+
+
+def _of_constant(
+    tensor: ShardTensor, local: torch.Tensor, transition: Transition
+) -> torch.Tensor:
+    """An operand without a gradient, such as the mask of every layer: it moves once a step."""
+    views = tensor._memo
+    if views is None:
+        views = tensor._memo = OperandCache()
+    state = version_of(tensor)
+    kept = views.get(transition)
+    if kept is not None and kept[0] is local and kept[1] == state:
+        return kept[2]
+    out = transition(local, read_only_use=True)
+    if out is local:  # on this rank alone, maybe: what is kept of it has to end as elsewhere
+        out = local.detach()
+    if not views:
+        _forget_in_backward(views)
+    views[transition] = local, state, out
     return out
 
 
