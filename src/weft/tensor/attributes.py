@@ -30,17 +30,15 @@ _parse_to: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
 _METADATA = (
     "dim", "ndimension", "numel", "nelement", "size", "stride", "is_contiguous",
     "is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "dim_order",
-)
-_FLAGS = (
-    "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized",
+    "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized", "is_distributed", "result_type",
     "is_nested", "is_xpu", "is_mps", "is_ipu", "is_maia", "is_mtia", "is_vulkan", "is_xla",
-    "itemsize", "nbytes", "names", "name", "_base", "is_xla", "grad_dtype",
-)
-_LOCAL_ATTRIBUTES = (
-    "retains_grad", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks",
+    "itemsize", "nbytes", "names", "name", "_base", "grad_dtype",
 )
 
-_OF_LOCAL = ("is_conj", "is_inference", "is_neg")
+_OF_LOCAL = (
+    "retains_grad", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks", "_cdata",
+    "is_conj", "is_inference", "is_neg", "is_pinned", "is_set_to",
+)
 """Facts of the local tensor that no meta holds."""
 
 _OWN_METHODS = (
@@ -231,29 +229,21 @@ def _can_take_data(tensor: Any, other: Any) -> bool:
     return torch._has_compatible_shallow_copy_type(local_of(tensor), local_of(other))
 
 
+def _functions(name: str) -> list[Any]:
+    """The method, or the getter of the attribute, and torch's function; those that this torch
+    has."""
+    found = [getattr(owner, name) for owner in (_Tensor, torch) if hasattr(owner, name)]
+    return [one.__get__ if inspect.isdatadescriptor(one) else one for one in found]
+
+
 def _table() -> dict[Any, Callable[..., Any]]:
-    table: dict[Any, Callable[..., Any]] = {}
-    for name in _METADATA:
-        table[getattr(_Tensor, name)] = Metadata(getattr(_Tensor, name))
-    for name in _FLAGS:
-        if hasattr(_Tensor, name):
-            getter = getattr(_Tensor, name).__get__
-            table[getter] = Metadata(getter)
-    for name in _LOCAL_ATTRIBUTES:
-        of_local = getattr(_Tensor, name).__get__
-        table[of_local] = _on_local(of_local)
-    for name in _OF_LOCAL:
-        of_local = getattr(_Tensor, name)
-        table[of_local] = table[getattr(torch, name)] = _on_local(of_local)
+    table: dict[Any, Callable[..., Any]] = {
+        function: handler(function)
+        for names, handler in ((_METADATA, Metadata), (_OF_LOCAL, _on_local))
+        for name in names for function in _functions(name)
+    }
     for name, is_lazy in (("resolve_conj", "is_conj"), ("resolve_neg", "is_neg")):
-        table[getattr(_Tensor, name)] = table[getattr(torch, name)] = _resolved(is_lazy)
-    for of_local in (_Tensor.is_pinned, _Tensor._cdata.__get__, _Tensor.is_set_to):
-        table[of_local] = _on_local(of_local)
-    table[_Tensor.is_cpu.__get__] = lambda tensor: tensor.device.type == "cpu"
-    table[_Tensor.is_cuda.__get__] = lambda tensor: tensor.device.type == "cuda"
-    for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
-                     torch.result_type, torch.is_distributed, torch.get_device):
-        table[function] = Metadata(function)
+        table |= dict.fromkeys(_functions(name), _resolved(is_lazy))
     for name in _OWN_METHODS:
         table[getattr(_Tensor, name)] = getattr(ShardTensor, name)
     for name in _OWN_ATTRIBUTES:
@@ -278,6 +268,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.detach: lambda input: ShardTensor.detach(input),
         torch.ops.aten.detach.default: ShardTensor.detach,
         _Tensor.to: _to,
+        _Tensor.is_cpu.__get__: lambda tensor: tensor.device.type == "cpu",
+        _Tensor.is_cuda.__get__: lambda tensor: tensor.device.type == "cuda",
         _Tensor.cpu: lambda tensor, memory_format=None: _to(tensor, "cpu"),
         _Tensor.cuda: lambda tensor, *_, **__: _to(tensor, "cuda"),
         _Tensor.type: _type,
