@@ -26,15 +26,14 @@ from torch.autograd import Variable
 from torch.autograd.graph import _get_grad_fn_or_grad_acc
 
 from weft.core.scopes import setting
-from weft.tensor import held
 from weft.tensor.leaves import LEAVES, Leaf
 from weft.transport import run_together, traffic
 from weft.transport.joint import Noted
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Backward", "Found", "Use", "accumulate", "arrive", "completed", "has_hooks", "of_leaves",
-    "running", "taken",
+    "Backward", "Found", "Holding", "Use", "accumulate", "arrive", "completed", "has_hooks",
+    "holding", "of_leaves", "running", "taken",
 ]
 
 _engine: Any = Variable._execution_engine
@@ -53,9 +52,41 @@ class Use(Noted, Protocol):
 
 class _OfThread(threading.local):
     innermost: Backward | None = None
+    holding: Holding | None = None
 
 
 _OF_THREAD = _OfThread()
+
+
+class Holding:
+    """Gradients that stay partial over several backwards, until they are reduced on request.
+
+    Args:
+        leaves: those whose gradients stay partial.
+
+    `leaves` are kept by id. `uses`: the gradients that have arrived, by stand-in (casts of one leaf
+    together): the number, the `LeafUse`, and the holder of the gradient. `others`: holders of
+    gradients that have arrived elsewhere, with their numbers.
+    """
+
+    __slots__ = ("leaves", "others", "uses")
+
+    def __init__(self, leaves: Iterable[Tensor]) -> None:
+        self.leaves = frozenset(map(id, leaves))
+        self.uses: dict[Any, tuple[int, Any, Any]] = {}
+        self.others: dict[Any, int] = {}
+
+    def drop(self) -> None:
+        """Forget all of it."""
+        for _, _, seen in self.uses.values():
+            seen.grad = None
+        for other in self.others:
+            other.drop()
+
+
+def holding(held: Holding) -> AbstractContextManager[None]:
+    """Backwards that begin inside leave gradients partial."""
+    return setting(_OF_THREAD, holding=held)
 
 
 class Found:
@@ -94,7 +125,7 @@ class Backward:
     """
 
     def __init__(self, captures: bool = False) -> None:
-        self.captures, self.holding = captures, held.current()
+        self.captures, self.holding = captures, _OF_THREAD.holding
         self.found: dict[int, Found] = {}
         self.riders: list[_Rider] = []
         self.to_reduce: list[Callable[[], Any]] = []

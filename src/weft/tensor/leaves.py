@@ -1,17 +1,19 @@
 """Leaves that users hold only through their ShardTensors, with side data.
 
-The data are kept beside the leaf, because users pickle and copy leaves.
+The data are kept beside the leaf, because users pickle and copy leaves. Of a parameter that is
+gathered while its module runs, the leaf is the shard: that has the gradient and the hooks.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-__all__ = ["LEAVES", "Leaf", "before", "replace_leaf", "take_hooks", "track_leaf"]
+__all__ = ["LEAVES", "Leaf", "before", "on_shard", "replace_leaf", "take_hooks", "track_leaf"]
 
 
 class Leaf:
@@ -64,3 +66,15 @@ def before(local: Tensor) -> list[Tensor]:
         found.append(old)
         leaf = LEAVES.get(old)
     return found
+
+
+def on_shard(tensor: Any, do: Callable[..., Any], *args: Any) -> Any:
+    """`do(tensor, *args)`, while the gathered `tensor` is its shard."""
+    held, shown = tensor._gathered, (tensor._local, tensor._meta, tensor._memo)
+    tensor._local, tensor._meta, tensor._memo = held.local, held.meta, None
+    tensor._gathered = None
+    try:
+        return do(tensor, *args)
+    finally:
+        tensor._local, tensor._meta, tensor._memo = shown
+        tensor._gathered = held

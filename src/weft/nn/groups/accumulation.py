@@ -11,7 +11,7 @@ from weft.core.scopes import block
 from weft.errors import ShardTypeError
 from weft.nn.groups.buckets import Buckets
 from weft.tensor import ShardTensor
-from weft.tensor.held import Holding, holding
+from weft.tensor.backward import Holding, holding
 from weft.tensor.leaf_gradients import reduce_held
 
 __all__ = ["accumulate"]
