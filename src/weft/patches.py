@@ -19,8 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
-from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers, zero_bubble
-from weft.nn import layers, loading, optimizers, parameters, scans
+from weft.interop import checkpoint, replicas, safetensors, wrappers, zero_bubble
+from weft.nn import modules, optimizers, scans
 from weft.nn.groups import recompute
 from weft.tensor.call import compiled, dropped_arguments, func_transforms
 from weft.tensor.families.draws import distributions, initial
@@ -161,25 +161,25 @@ PATCHES = (
           "parameters: it is remembered and refused."),
     Patch("torch.optim.Optimizer", "_process_value_according_to_param_policy",
           optimizers.as_parameter, "Loaded state takes the layout of its parameter."),
-    Patch("torch.nn.Parameter", "data", parameters.set_data,
+    Patch("torch.nn.Parameter", "data", modules.set_data,
           "Assigning a ShardTensor to a plain parameter would end the process: refused."),
-    Patch("torch.nn.Module", "load_state_dict", loading.load_state_dict,
+    Patch("torch.nn.Module", "load_state_dict", modules.load_state_dict,
           "With assign=True a full tensor would replace a distributed one, whole on every rank."),
     Patch("torch.nn.utils.convert_parameters", "vector_to_parameters",
-          loading.vector_to_parameters,
+          modules.vector_to_parameters,
           "A piece of the vector does not have the layout of its parameter."),
-    Patch("torch._C._nn", "_parse_to", loading.parse_to,
+    Patch("torch._C._nn", "_parse_to", modules.parse_to,
           "module.to(x) would see a meta tensor; it takes dtype and device of the ShardTensor."),
-    Patch("torch.nn.SyncBatchNorm", "forward", layers.sync_batch_norm,
+    Patch("torch.nn.SyncBatchNorm", "forward", modules.sync_batch_norm,
           "It gathers statistics over a process group, but weft's batch_norm already has global "
           "ones."),
-    Patch("torch.nn.RNNBase", "flatten_parameters", layers.flatten_parameters,
+    Patch("torch.nn.RNNBase", "flatten_parameters", modules.flatten_parameters,
           "It moves weights into one block of memory by their addresses."),
     Patch("torch.distributed",
           "_all_gather_base _reduce_scatter_base all_gather all_gather_coalesced "
           "all_gather_into_tensor all_gather_single all_reduce all_reduce_coalesced all_to_all "
           "all_to_all_single broadcast gather irecv isend recv reduce reduce_scatter "
-          "reduce_scatter_single reduce_scatter_tensor scatter send", collectives.refuse,
+          "reduce_scatter_single reduce_scatter_tensor scatter send", wrappers.refuse_to_send,
           "They send a rank's own tensors, but a ShardTensor is one global value: refused."),
     Patch("torch.nn.parallel.DistributedDataParallel", "__init__",
           replicas.make, "It would sum gradients that weft has already summed: refused, except "

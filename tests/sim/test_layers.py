@@ -16,7 +16,7 @@ import weft
 from tests.harness import held
 from tests.oracle import check
 from weft import P
-from weft.nn import layers
+from weft.nn import modules
 from weft.ops import FUNCTIONS
 from weft.tensor.call import fallback
 from weft.testing import peak_memory
@@ -410,7 +410,7 @@ def test_weights_of_recurrent_networks_stay_in_their_blocks(monkeypatch: Any) ->
     """On a GPU torch asks for their addresses, to put them into one piece."""
     asked: list[nn.RNNBase] = []
     monkeypatch.setitem(nn.RNNBase.flatten_parameters.__kwdefaults__, "_weft_answer_",
-                        partial(layers.flatten_parameters, asked.append))
+                        partial(modules.flatten_parameters, asked.append))
 
     def on_rank(mesh: Any) -> Any:
         plain = nn.GRU(4, 3)

@@ -1,8 +1,10 @@
-"""torch's wrappers of modules: they refuse modules of ShardTensors, because weft does their work.
+"""torch's wrappers of modules, and its functions that send tensors: they refuse ShardTensors,
+because weft does their work.
 
 `fully_shard` and FSDP shard each rank's own parameters, and DDP sums its own gradients. For a
 module that is already on a mesh, the result would be wrong, or the backend would abort. DDP over
-ranks of other meshes works (`replicas`), and so do stages of a pipeline.
+ranks of other meshes works (`replicas`), and so do stages of a pipeline. Functions that send Python
+values (`all_gather_object` and its kin) stay: they pickle a ShardTensor as a rank's block.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from weft.core import P
 from weft.errors import ModuleError
 from weft.interop.zero_bubble import detachable
 from weft.tensor import ShardTensor
+from weft.tensor.torch_collectives import function_of, is_global, refusal, refusal_of_plain
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["make_stage", "refuse_inputs", "refuse_wrapped", "refusing"]
+__all__ = ["make_stage", "refuse_inputs", "refuse_to_send", "refuse_wrapped", "refusing"]
 
 _LIBRARIES = (
     "where a library wraps it (accelerate, Trainer of transformers): "
@@ -34,6 +37,19 @@ def refusing(call: str, place: int) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return look
+
+
+def refuse_to_send(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `original`, a function of torch.distributed; UnsupportedOpError if a tensor holds a
+    global value."""
+    tensors = flatten((args, kwargs))
+    found = [tensor.sharding for tensor in tensors if type(tensor) is ShardTensor]
+    if found:
+        raise refusal(original, found)
+    plain = list(filter(is_global, tensors)) or (tensors if function_of() is not None else [])
+    if plain:
+        raise refusal_of_plain(original, plain[0])
+    return original(*args, **kwargs)
 
 
 def make_stage(original: Any, stage: Any, submodule: nn.Module, *args: Any, **kwargs: Any) -> None:

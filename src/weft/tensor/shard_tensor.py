@@ -22,13 +22,13 @@ from weft.core.arguments import MeshLike, Placements
 from weft.core.counterparts import ATTRIBUTES, attribute_elsewhere
 from weft.core.names import PLACEMENTS, also_called
 from weft.errors import message
-from weft.tensor.below_autograd import refused_below_autograd
 from weft.tensor.counts import CALLS
 from weft.tensor.leaves import on_shard, track_leaf
 from weft.tensor.members import AsValue, FromMeta, InLayouts, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes
 from weft.tensor.module_name import ServedByTorch
+from weft.tensor.torch_collectives import refused_below_autograd
 from weft.tensor.versions import version_of as version_of_memory
 from weft.transport.nodes import transforms
 

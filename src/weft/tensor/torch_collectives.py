@@ -1,7 +1,8 @@
 """Collectives of torch.distributed, which take a rank's own tensors: on ShardTensors they raise.
+So do ops that reach torch's dispatcher below autograd, where a ShardTensor has no data.
 
-Such calls reach weft in four ways. Functions of torch.distributed are replaced
-(`weft.interop.collectives`), because most pass lists of tensors to C++, which would read the
+Collectives reach weft in four ways. Functions of torch.distributed are replaced
+(`weft.interop.wrappers`), because most pass lists of tensors to C++, which would read the
 wrappers' memory. Ops of c10d arrive at `__torch_function__` or, in lists, at the trap below
 autograd. Functions of torch.distributed.nn are autograd Functions.
 
@@ -25,7 +26,7 @@ from weft.errors import UnsupportedOpError
 
 __all__ = [
     "Mixing", "beneath", "check_mixing", "filled", "function_of", "is_global", "on_full", "refusal",
-    "refusal_of_plain", "sends",
+    "refusal_of_plain", "refused_below_autograd", "sends",
 ]
 
 _FILLED: Any = WeakTensorKeyDictionary()
@@ -124,3 +125,33 @@ _METRICS = "torchmetrics, whose metrics gather by themselves: Metric(..., sync_o
 
 def _name(func: Any) -> str:
     return f"torch.distributed.{getattr(func, '__name__', str(func)).lstrip('_')}"
+
+
+_ASKED_BY = {
+    "aten.detach.default": " (as of torch.tensor(x))",
+    "aten._to_copy.default": " (as of torch.as_tensor(x, dtype), torch.asarray(x, dtype))",
+    "aten.clone.default": " (as of torch.asarray(x, copy=True))",
+    "aten.alias.default": " (as of torch.Tensor(x), x.as_subclass(cls))",
+}
+"""What torch does not show `__torch_function__`."""
+
+
+def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpError:
+    if sends(func):
+        return refusal(func, [])
+    kinds = [str(kind.__name__) for kind in types]
+    if "sparse_" in str(func):
+        return UnsupportedOpError(
+            f"{func} (as of torch.sparse_coo_tensor)", "a ShardTensor holds indices or values",
+            "ShardTensors are dense, and so is what a sparse tensor is made of on each rank", kinds,
+            "torch.sparse_coo_tensor(indices, x.full_tensor(), size), of plain indices\n"
+            "a dense one: weft.zeros(size, mesh=mesh).index_put(tuple(indices), x)")
+    return UnsupportedOpError(
+        f"{func}{_ASKED_BY.get(str(func), '')}",
+        "a ShardTensor reached torch's dispatcher below autograd",
+        "weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x), some of "
+        "torch.func and tensor classes of other libraries pass it by", kinds,
+        "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
+        "and plain torch\n"
+        "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the "
+        "ShardTensors as arguments")

@@ -1,10 +1,19 @@
-"""State dicts, vectors of parameters and dtypes, for distributed modules.
+"""Functions of torch.nn that replace, load or lay out the memory of parameters.
 
 torch's own `load_state_dict` copies into ShardTensors without resharding them, from full tensors
 (each rank takes its block) and from ShardTensors of any layout. weft adds three things. With
 `assign=True` a full tensor would replace a distributed one, whole on every rank; tied
 weights would come apart; and the error about a wrong shape would mention the shape of the block.
 `module.to(x)` takes dtype and device of a ShardTensor, too.
+
+`parameter.data = x` of a ShardTensor x would make it the memory of a plain parameter, but x has
+none, and the process would end at the first use. torch asks the parameter's `__torch_function__`
+alone.
+
+SyncBatchNorm of a ShardTensor is batch_norm, whose statistics are already those of the global
+batch. torch's own would gather them over a process group, as if each rank had a batch of its own,
+and only on GPUs. Recurrent networks put their weights into one block of memory on a GPU;
+ShardTensors stay where they are.
 """
 
 from __future__ import annotations
@@ -14,12 +23,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.errors import ModuleError, WeftError
 from weft.nn.named import Named, named_tensors, put, replace_references
 from weft.tensor import ShardTensor, distribute_tensor
 
-__all__ = ["load_state_dict", "parse_to", "vector_to_parameters"]
+__all__ = [
+    "flatten_parameters", "load_state_dict", "parse_to", "set_data", "sync_batch_norm",
+    "vector_to_parameters",
+]
 
 
 def load_state_dict(
@@ -120,3 +133,27 @@ def vector_to_parameters(
             piece = piece.redistribute(one.device_mesh, one.sharding) if (
                 type(one) is ShardTensor) else piece.full_tensor()
         one.data = piece
+
+
+def set_data(original: Any, parameter: nn.Parameter, value: Any) -> None:
+    if type(value) is ShardTensor:
+        raise ModuleError(
+            "parameter.data = x", f"x is a ShardTensor {value.sharding}, the parameter a "
+            f"plain tensor of shape {tuple(parameter.shape)}",
+            "a plain parameter's data is memory of one device", [str(value.sharding)],
+            "module.weight = nn.Parameter(x), or weft.distribute_module(module, mesh, "
+            'shardings={"weight": ...})')
+    original(parameter, value)
+
+
+def sync_batch_norm(original: Any, module: nn.SyncBatchNorm, input: Any) -> torch.Tensor:
+    """The forward of `nn.SyncBatchNorm`."""
+    if type(input) is not ShardTensor:
+        return original(module, input)
+    module._check_non_zero_input_channels(input)
+    return _BatchNorm.forward(module, input)
+
+
+def flatten_parameters(original: Any, module: nn.RNNBase) -> None:
+    if not any(type(weight) is ShardTensor for weight in module._flat_weights):
+        original(module)
