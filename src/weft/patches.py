@@ -21,7 +21,7 @@ from typing import Any
 
 from weft.interop import checkpoint, replicas, safetensors, wrappers, zero_bubble
 from weft.nn import modules, optimizers, scans
-from weft.nn.groups import recompute
+from weft.nn.groups import hooks as of_groups
 from weft.tensor.call import compiled, dropped_arguments, func_transforms
 from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
@@ -80,7 +80,7 @@ PATCHES = (
                            "module.register_full_backward_hook(hook)"),
           "A module hook of the old kind (register_backward_hook) sits on a node of the local "
           "graph: refused."),
-    Patch("torch.utils.checkpoint", "checkpoint.__wrapped__", recompute.checkpoint,
+    Patch("torch.utils.checkpoint", "checkpoint.__wrapped__", of_groups.checkpoint,
           "All ranks must recompute at the same moment, whatever each of them has saved."),
     Patch("torch.testing._comparison.TensorLikePair", "_to_tensor", torch_patches.to_tensor,
           "torch.testing.assert_close compares the global value."),

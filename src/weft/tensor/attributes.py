@@ -15,7 +15,7 @@ import torch
 from weft.comm import check_device_type
 from weft.errors import UnsupportedOpError
 from weft.tensor.call.dispatch import call, keep_constant
-from weft.tensor.grad import amp, autograd, hooks
+from weft.tensor.grad import autograd, clipping, hooks
 from weft.tensor.meta import intern
 from weft.tensor.modes import check_traced
 from weft.tensor.placing.storage import Storage, memory_refused
@@ -233,7 +233,7 @@ def _functions(name: str) -> list[Any]:
     """The method, or the getter of the attribute, and torch's function; those that this torch
     has."""
     found = [getattr(owner, name) for owner in (_Tensor, torch) if hasattr(owner, name)]
-    return [one.__get__ if inspect.isdatadescriptor(one) else one for one in found]
+    return [one.__get__ if hasattr(one, "__set__") else one for one in found]
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
@@ -284,7 +284,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.__nonzero__: ShardTensor.__bool__,
         _Tensor.__long__: ShardTensor.__int__,
         torch._has_compatible_shallow_copy_type: _can_take_data,
-        torch._amp_foreach_non_finite_check_and_unscale_: amp.unscale,
+        torch._amp_foreach_non_finite_check_and_unscale_: clipping.unscale,
     }
     return table
 

@@ -181,7 +181,8 @@ class Backward:
         self, value: Tensor, transition: Transition, take: Callable[[Tensor], None]
     ) -> None:
         """Reduce `value` with the gradients; `take` gets the result."""
-        self.riders.append(_Rider(value, transition, take))
+        with traffic.label("backward"):
+            self.riders.append(_Rider(value, transition, take))
 
     def flush(self) -> None:
         """The engine is done: reduce its gradients, then call whoever waits for the end."""

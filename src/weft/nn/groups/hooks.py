@@ -1,5 +1,8 @@
 """The hooks of modules whose parameters are gathered while they run.
 
+An activation checkpoint may recompute a part of a module. The module's own hooks do not run then,
+so its parameters are gathered again by `checkpoint`.
+
 Their state is kept beside the module, not in it: a copied or unpickled module starts anew.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,10 +24,11 @@ from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
 from weft.nn.pins import BringHook, InputFn, _Hook, has_hook
 from weft.tensor import ShardTensor
+from weft.tensor.grad import checkpoints
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected
 
-__all__ = ["Entering", "Leaving", "gathered_now", "has_group", "install", "recording"]
+__all__ = ["Entering", "Leaving", "checkpoint", "has_group", "install"]
 
 
 class _State:
@@ -95,11 +99,6 @@ def install(module: nn.Module, path: str, policy: Gather | None, casts: bool = F
     module.register_forward_hook(Leaving(), always_call=True)
 
 
-def gathered_now() -> tuple[Group, ...]:
-    """The groups of this thread's forward whose modules run."""
-    return () if _thread.forward is None else tuple(_thread.forward.groups)
-
-
 def _under_way() -> list[Group]:
     """The groups whose modules run now, in a forward or again in a backward."""
     if in_backward():
@@ -107,8 +106,34 @@ def _under_way() -> list[Group]:
     return [] if _thread.forward is None else _thread.forward.groups
 
 
+def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.utils.checkpoint.checkpoint`: what was gathered in forward is gathered again.
+
+    A reentrant checkpoint compares and replaces nothing of the forward, so recomputed tensors may
+    have another memory order.
+    """
+    if kwargs.get("use_reentrant") is not False:
+        return checkpoints.checkpoint(original, function, *args, **kwargs)
+    forward, entered = _thread.forward, set[nn.Module]()
+    groups = [] if forward is None else [*forward.groups]
+    again = False
+
+    def run(*given: Any, **named: Any) -> Any:
+        nonlocal again
+        with ExitStack() as stack:
+            if in_backward():
+                for group in groups:
+                    stack.enter_context(group.again())
+            stack.enter_context(_recording(entered, again))
+            again = True
+            return function(*given, **named)
+
+    run.leaves = [group.leaves() for group in groups]  # type: ignore  # no graph has them yet
+    return checkpoints.checkpoint(original, run, *args, **kwargs)
+
+
 @contextmanager
-def recording(entered: set[nn.Module], again: bool) -> Iterator[None]:
+def _recording(entered: set[nn.Module], again: bool) -> Iterator[None]:
     """Add to `entered` the modules whose groups begin inside the block. With `again`, in a
     backward, only these modules begin theirs."""
     outer = _thread.entered

@@ -2,12 +2,17 @@
 
 The graph belongs to the local tensors; here only its ends are converted. The gradient of x
 has the dual of x's layout: S for S, I for I, and replicated over axes where x is partial.
+
+torch's anomaly mode checks what each node of the graph returns, and raises at a NaN, in the middle
+of the backward. A NaN may be in one rank's block alone: that rank would leave the others waiting in
+their next collective. So the check is refused, on all ranks, before the backward begins. The rest
+of the mode, the traceback of the forward call where a backward fails, works.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import setitem
 from typing import Any
@@ -19,7 +24,6 @@ from weft.comm import this_world
 from weft.errors import CommunicationError, LayoutError, UnsupportedOpError
 from weft.tensor import modes
 from weft.tensor.backward import Backward, completed
-from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.leaf_gradients import summed, uses_of
 from weft.tensor.leaves import before
 from weft.tensor.meta import NONE, Meta, is_dense
@@ -31,14 +35,13 @@ from weft.tensor.shard_tensor import ShardTensor, version_of, watch_gradient, wr
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import unwrap_view
-from weft.transport import traffic
 from weft.transport.facts import partial_axes
 from weft.transport.order import laid, order_due
 from weft.transport.transition import Transition
 
 __all__ = [
-    "OneBackward", "backward_all", "grad", "grad_meta", "local_cotangent", "set_grad",
-    "wrap_cotangent", "wrap_grad",
+    "OneBackward", "backward_all", "grad", "grad_meta", "local_cotangent", "refuse_nan_check",
+    "set_grad", "wrap_cotangent", "wrap_grad",
 ]
 
 
@@ -174,6 +177,37 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
     return torch.ones_like(output._local, memory_format=torch.preserve_format)
 
 
+def refuse_nan_check(outputs: Sequence[torch.Tensor]) -> None:
+    """Called before the engine runs from these outputs: torch would look for NaNs in a graph that
+    the ranks share."""
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled() and _is_shared(outputs):
+        raise UnsupportedOpError(
+            "torch.autograd.detect_anomaly()",
+            "a backward of ShardTensors begins, and NaNs are looked for",
+            "a NaN may be in one rank's block alone, and all ranks raise or none",
+            ["check_nan=True"],
+            "torch.autograd.detect_anomaly(check_nan=False), for the tracebacks\n"
+            "of a NaN: x.register_hook(lambda g: print(g.isnan().any().item()))")
+
+
+def _is_shared(outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether ShardTensors are among the outputs, or transitions in the graph behind them."""
+    if any(type(output) is ShardTensor for output in outputs):
+        return True
+    seen, line = set(), [output.grad_fn for output in outputs]
+    while line:
+        node: Any = line.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        moves = (*getattr(node, "transitions", ()), getattr(node, "transition", None),
+                 getattr(node, "back", None))
+        if any(type(move) is Transition for move in moves):
+            return True
+        line += [following for following, _ in node.next_functions]
+    return False
+
+
 def _begun(given: Any, gradients: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """The outputs of a backward, those from which it goes, the given gradients, and the local
     ones."""
@@ -203,7 +237,7 @@ def _remember_value(output: torch.Tensor, running: Backward) -> None:
     terms, output._terms = output._terms, ()
     for term in terms:
         if term.known[1] is None:
-            _ride(term.local, term.transition, partial(setitem, term.known, 1), running)
+            running.ride(term.local, term.transition, partial(setitem, term.known, 1))
     transition = to_replicated(output._meta)
     if transition is None:  # it is already replicated
         return
@@ -213,16 +247,7 @@ def _remember_value(output: torch.Tensor, running: Backward) -> None:
     if transition.reduction is None:
         known[1] = gathered(output)
     else:
-        _ride(output._local.detach(), transition, partial(setitem, known, 1), running)
-
-
-def _ride(
-    local: torch.Tensor, transition: Transition, take: Callable[[torch.Tensor], None],
-    running: Backward,
-) -> None:
-    """Reduce a value with the gradients."""
-    with traffic.label("backward"):
-        running.ride(local, transition, take)
+        running.ride(output._local.detach(), transition, partial(setitem, known, 1))
 
 
 class OneBackward(Backward):

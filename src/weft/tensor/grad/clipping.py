@@ -1,10 +1,14 @@
-"""Norms of many gradients (`clip_grad_norm_`): each rank's blocks, then one collective for all.
+"""What depends on many gradients: each rank looks at its blocks, then one collective for all.
 
-torch takes the norm of each gradient, and the norm of these. A norm of a sharded gradient is a
-reduction over ranks, so that would be one collective per parameter. Here each rank takes the norm
-of the blocks that it keeps (of replicas the first coordinate does), all ranks gather these numbers,
-and each takes the norm of them, in one order, so that all get the same bits. Gradients may lie on
-several meshes.
+Norms (`clip_grad_norm_`): torch takes the norm of each gradient, and the norm of these. A norm of a
+sharded gradient is a reduction over ranks, so that would be one collective per parameter. Here each
+rank takes the norm of the blocks that it keeps (of replicas the first coordinate does), all ranks
+gather these numbers, and each takes the norm of them, in one order, so that all get the same bits.
+Gradients may lie on several meshes.
+
+Gradient scaling (`torch.amp.GradScaler`): torch's op divides gradients by the scale in place and
+says whether one of them is not finite. Here each rank does so with its blocks, and the verdicts are
+reduced: either all ranks take the step or none does.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator
+from weft.errors import UnsupportedOpError
 from weft.tensor.meta import replicated_meta
 from weft.tensor.modes import is_strict
 from weft.tensor.placing.foreign import is_foreign
@@ -25,7 +30,9 @@ from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, written_to
 from weft.transport import collective, traffic
 
-__all__ = ["clip_with_norm", "total_norm"]
+__all__ = ["clip_with_norm", "total_norm", "unscale"]
+
+_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_
 
 
 def total_norm(
@@ -51,7 +58,10 @@ def total_norm(
             "cannot be clipped. To disable this error and scale the gradients by the non-finite "
             "norm anyway, set `error_if_nonfinite=False`"
         )
-    return total if len(meshes) > 1 else _wrapped(total, meshes[0])
+    if len(meshes) > 1:
+        return total
+    number = total if meshes[0].here is not None else torch.empty((), dtype=total.dtype)
+    return wrap(total, replicated_meta(meshes[0], number))
 
 
 def clip_with_norm(
@@ -148,7 +158,23 @@ def _keeps(tensor: Tensor, comm: Communicator, used: Sequence[int], num_meshes: 
     return not any(mesh.here[axis] for axis in axes if layout.on(axis) is None)
 
 
-def _wrapped(total: Tensor, mesh: BoundMesh) -> Tensor:
-    if mesh.here is not None:
-        return wrap(total, replicated_meta(mesh, total))
-    return wrap(total, replicated_meta(mesh, torch.empty((), dtype=total.dtype)))
+def unscale(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Any) -> None:
+    """`torch._amp_foreach_non_finite_check_and_unscale_`; one float32 is reduced over the mesh.
+    Values of a partial gradient are not known: UnsupportedOpError."""
+    sharded = [grad for grad in grads if type(grad) is ShardTensor]
+    partial = [str(grad.sharding) for grad in sharded if grad.sharding.is_partial]
+    if partial or type(found_inf) is ShardTensor or type(inv_scale) is ShardTensor:
+        raise UnsupportedOpError(
+            "GradScaler.unscale_", f"{len(partial)} of {len(grads)} gradients are partial"
+            if partial else "the scale, or found_inf, is a ShardTensor",
+            "a partial gradient has no value to check before it is reduced, and the scale "
+            "is plain", partial or [str(type(inv_scale).__name__)],
+            "x.grad = x.grad.redistribute(placements=[Replicate()])")
+    _unscale([local_of(grad) for grad in grads], found_inf, inv_scale)
+    for grad in sharded:
+        written_to(grad)
+    meshes = [grad._meta.mesh for grad in sharded if not grad.sharding.is_replicated]
+    for mesh in dict.fromkeys(meshes):
+        if mesh.here is not None:
+            with traffic.label("GradScaler.unscale_", "whether a gradient is inf or nan"):
+                found_inf.copy_(mesh.everyone().all_reduce(found_inf, "max"))

@@ -8,7 +8,7 @@ is balanced by its multiplications. Matrices of many bytes travel in several buc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,10 @@ def at_owners(
     plain = [at for at, one in enumerate(params) if type(one) is not ShardTensor]
     if plain:
         update(*([each[at] for at in plain] for each in lists), **options)
-    for mesh, places in _by_mesh([(at, params[at]._meta.mesh) for at in sharded]):
+    for mesh in {id(params[at]._meta.mesh): params[at]._meta.mesh for at in sharded}.values():
+        if mesh.here is None:
+            continue
+        places = [at for at in sharded if params[at]._meta.mesh is mesh]
         matrices = [params[at] for at in places]
         for some in buckets([2 * one.numel() for one in matrices]):
             chosen = [places[at] for at in some]
@@ -55,16 +58,6 @@ def _scales_momenta(grads: Sequence[Tensor], options: dict[str, Any]) -> bool:
     """Whether torch's iteration writes to the momentum itself: it casts to bfloat16 first, which
     copies nothing if the momentum is bfloat16."""
     return not options["nesterov"] and any(one.dtype is torch.bfloat16 for one in grads)
-
-
-def _by_mesh(
-    found: Sequence[tuple[int, BoundMesh]]
-) -> Iterator[tuple[BoundMesh, list[int]]]:
-    """The places of the matrices on each mesh that this rank is in."""
-    meshes = {id(mesh): mesh for _, mesh in found}
-    for mesh in meshes.values():
-        if mesh.here is not None:
-            yield mesh, [at for at, its in found if its is mesh]
 
 
 def _step(

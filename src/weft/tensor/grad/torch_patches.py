@@ -30,7 +30,6 @@ from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.call.own.functions import OWN, is_sharded
 from weft.tensor.call.own.outside import OutsideMesh
 from weft.tensor.grad import autograd
-from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.grad.torch_code import is_torch_code
 from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
@@ -138,12 +137,9 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
 
 def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
     """`torch.autograd.backward`."""
-    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-    inputs = kwargs.get("inputs") or ()
-    inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-    if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
+    if is_sharded(tensors, kwargs.get("inputs")):
         return autograd.backward_all(tensors, *args, **kwargs)
-    refuse_nan_check(given)
+    autograd.refuse_nan_check(flatten(tensors))
     with autograd.OneBackward() as running:
         original(tensors, *args, **kwargs)
         running.flush()
@@ -153,7 +149,7 @@ def grad(original: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.autograd.grad`."""
     if is_sharded(args, kwargs):
         return original(*args, **kwargs)  # comes to `autograd.grad` as a call on ShardTensors
-    refuse_nan_check(flatten((args, kwargs)))
+    autograd.refuse_nan_check(flatten((args, kwargs)))
     with autograd.OneBackward(captures=True) as running:
         found = original(*args, **kwargs)
         running.flush()
