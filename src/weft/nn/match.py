@@ -20,7 +20,7 @@ from torch import nn
 
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError, ModuleError, ShardTypeError, WeftError
-from weft.nn.named import Named, Place
+from weft.nn.named import Named, Place, first_matches, outermost_matches
 from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 from weft.nn.styles import Style
 from weft.tensor import ShardTensor
@@ -28,7 +28,7 @@ from weft.tensor.placing.layouts import as_layout
 
 __all__ = [
     "Matched", "Pinned", "as_patterns", "brought_of", "idle_patterns", "layouts_of", "pins_of",
-    "refuse_idle", "shadowed",
+    "refuse_idle", "refuse_idle_modules", "shadowed",
 ]
 
 Pin = PrepareModuleInput | PrepareModuleOutput
@@ -142,15 +142,11 @@ def pins_of(
     """
     styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, _Styled)}
     found = []
-    for pattern, path, inner, spec in _first_matches(module, styled):
+    for pattern, path, inner, spec in first_matches(module, styled):
         for pin in spec.pins(mesh) if isinstance(spec, Style) else [spec]:
             found.append(Pinned(pattern, path, inner, pin))
-    outer: dict[str, list[str]] = {}
-    for pattern, path, inner, spec in _first_matches(module, activations):
-        above = outer.setdefault(pattern, [])
-        if not any(path.startswith(f"{one}." if one else "") for one in above):
-            above.append(path)
-            found += [Pinned(pattern, path, inner, pin) for pin in _pins(pattern, spec, mesh)]
+    for pattern, path, inner, spec in outermost_matches(module, activations):
+        found += [Pinned(pattern, path, inner, pin) for pin in _pins(pattern, spec, mesh)]
     return found
 
 
@@ -159,7 +155,7 @@ def brought_of(
 ) -> Iterator[tuple[nn.Module, str, Brought]]:
     """The layers whose style moves the input to the weight, with their names."""
     styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, Style)}
-    for _, path, inner, style in _first_matches(module, styled):
+    for _, path, inner, style in first_matches(module, styled):
         brought = style.brings(inner, mesh)
         if brought is not None:
             yield inner, path, brought
@@ -191,16 +187,6 @@ def _check(pattern: str, spec: Any, mesh: Mesh) -> None:
             "distribute_module(activations=)", f"{spec!r} is of type {type(spec).__name__}",
             "a spec is a P, placements or a Layout", [repr(pattern)],
             f'activations={{{pattern!r}: P("dp")}}')
-
-
-def _first_matches(
-    module: nn.Module, patterns: Mapping[str, Any]
-) -> Iterator[tuple[str, str, nn.Module, Any]]:
-    for path, inner in module.named_modules():
-        for pattern, spec in patterns.items():
-            if fnmatchcase(path, pattern):
-                yield pattern, path, inner, spec
-                break
 
 
 def idle_patterns(
@@ -253,11 +239,16 @@ def refuse_idle(
             f"match none of the {where}", "every pattern matches at least one name",
             [_with_near(each, names) for each in idle],
             "print([name for name, _ in module.named_parameters()])")
-    idle = idle_patterns(module, tensors, activations, True)
+    refuse_idle_modules("activations", module, activations)
+
+
+def refuse_idle_modules(argument: str, module: nn.Module, patterns: Mapping[str, Any]) -> None:
+    """Raises LayoutError if a pattern matches no module."""
+    idle = idle_patterns(module, (), patterns, True)
     if idle:
         paths = [path for path, _ in module.named_modules() if path]
         raise LayoutError(
-            "distribute_module(activations=)", f"{len(idle)} of {len(activations)} "
+            f"distribute_module({argument}=)", f"{len(idle)} of {len(patterns)} "
             f"patterns match none of the {len(paths)} names of modules: {_some(paths)}",
             "every pattern matches at least one module",
             [_with_near(each, paths) for each in idle],

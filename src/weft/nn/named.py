@@ -6,8 +6,9 @@ tensor: it gets one layout and is replaced by one tensor in all of its places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from weft.errors import ModuleError
 
 __all__ = [
-    "Named", "Place", "named_tensors", "places_of", "put", "refuse_lazy", "replace_references",
-    "set_where",
+    "Named", "Place", "first_matches", "named_tensors", "outermost_matches", "places_of", "put",
+    "refuse_lazy", "replace_references", "set_where",
 ]
 
 
@@ -105,6 +106,29 @@ def replace_references(module: nn.Module, new: dict[int, torch.Tensor]) -> None:
                 id(one) in new for one in value
             ):
                 vars(part)[name] = tuple(new.get(id(one), one) for one in value)
+
+
+def first_matches(
+    module: nn.Module, patterns: Mapping[str, Any]
+) -> Iterator[tuple[str, str, nn.Module, Any]]:
+    """The modules whose names match a pattern: the first that does, name, module, what is given."""
+    for path, inner in module.named_modules():
+        for pattern, given in patterns.items():
+            if fnmatchcase(path, pattern):
+                yield pattern, path, inner, given
+                break
+
+
+def outermost_matches(
+    module: nn.Module, patterns: Mapping[str, Any]
+) -> Iterator[tuple[str, str, nn.Module, Any]]:
+    """The same; of modules that contain each other and match one pattern, the outermost."""
+    outer: dict[str, list[str]] = {}
+    for pattern, path, inner, given in first_matches(module, patterns):
+        above = outer.setdefault(pattern, [])
+        if not any(path.startswith(f"{one}." if one else "") for one in above):
+            above.append(path)
+            yield pattern, path, inner, given
 
 
 def refuse_lazy(call: str, tensors: list[Named]) -> None:

@@ -117,7 +117,7 @@ class PrepareModuleOutput(_Prepare):
     def register(self, module: nn.Module, mesh: Mesh, path: str, pattern: str) -> None:
         module.register_forward_hook(PinHook(self, mesh, path, pattern))
 
-    def apply(self, mesh: Mesh, path: str, out: Any) -> Any:
+    def apply(self, mesh: Mesh, path: str, args: Any, out: Any) -> Any:
         where = f"output of {path!r}"
         if isinstance(out, torch.Tensor):
             for spec in self.specs[:1]:
@@ -209,9 +209,7 @@ class PinHook(_Hook):
 
     def __call__(self, module: nn.Module, args: Any, more: Any) -> Any:
         """`more`: a module's keyword arguments, or its output."""
-        if isinstance(self.pin, PrepareModuleInput):
-            return self.pin.apply(self.mesh, self.path, args, more)
-        return self.pin.apply(self.mesh, self.path, more)
+        return self.pin.apply(self.mesh, self.path, args, more)
 
 
 @dataclass(frozen=True, slots=True)

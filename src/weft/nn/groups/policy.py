@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from weft.errors import LayoutError, ShardTypeError
+from weft.errors import ShardTypeError
+from weft.nn.match import refuse_idle_modules
+from weft.nn.named import outermost_matches
 
 __all__ = ["AUTOMATIC", "Gather", "check_gather", "policies_of"]
 
@@ -69,17 +70,9 @@ def policies_of(
     if given is False:
         return
     matched = False
-    inner: dict[str, list[str]] = {}
-    for path, part in module.named_modules():
-        for pattern, policy in given.items():
-            if fnmatchcase(path, pattern):
-                above = inner.setdefault(pattern, [])
-                if any(path.startswith(f"{one}." if one else "") for one in above):
-                    break
-                above.append(path)
-                matched |= part is module
-                yield path, part, Gather() if policy is True else policy or None
-                break
+    for _, path, part, policy in outermost_matches(module, given):
+        matched |= part is module
+        yield path, part, Gather() if policy is True else policy or None
     if not matched:
         yield "", module, Gather()
 
@@ -118,11 +111,4 @@ def check_gather(module: nn.Module, given: Any) -> None:
             "gather is True, False, or a map from patterns of module names to Gather(...), "
             "True or False", wrong,
             'gather={"layers.*": weft.nn.Gather(free=False)}')
-    paths = [path for path, _ in module.named_modules()]
-    idle = [pattern for pattern in given if not any(fnmatchcase(one, pattern) for one in paths)]
-    if idle:
-        raise LayoutError(
-            "distribute_module(gather=)", f"{len(idle)} of {len(given)} patterns match "
-            f"none of the {len(paths)} names of modules", "every pattern matches at least "
-            "one module", [repr(one) for one in idle],
-            "print([name for name, _ in module.named_modules()])")
+    refuse_idle_modules("gather", module, given)
