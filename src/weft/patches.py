@@ -38,20 +38,18 @@ class Patch:
     """Functions of torch that one function of weft replaces.
 
     Args:
-        home: the module or class of torch that has them.
+        home: the module or class of torch that has them. If the program has yet to import it, they
+            are replaced when it does.
         names: their names in it, separated by spaces; names that this torch lacks are skipped, and
             `*` stands for every class of the module.
         replacement: gets torch's own function, then the arguments of the call.
         reason: why, in a sentence.
-        is_late: weft does not import the home; its functions are replaced when the program imports
-            it.
     """
 
     home: str
     names: str
     replacement: Callable[..., Any]
     reason: str
-    is_late: bool = False
 
 
 _FSDP = "torch.distributed.fsdp"
@@ -188,46 +186,44 @@ PATCHES = (
           "Around a plain module it would also sum gradients of the global loss again: refused."),
     Patch(f"{_FSDP}._fully_shard._fully_shard", "fully_shard",
           wrappers.refusing("fully_shard(module)", 0),
-          "It would shard each rank's block again: refused.", is_late=True),
+          "It would shard each rank's block again: refused."),
     Patch(f"{_FSDP}.fully_sharded_data_parallel", "FullyShardedDataParallel.__init__",
           wrappers.refusing("FullyShardedDataParallel(module)", 1),
-          "It would shard each rank's block again: refused.", is_late=True),
+          "It would shard each rank's block again: refused."),
     Patch("torch.distributed.tensor._api", "DTensor.from_local",
           tracers.refusing("DTensor.from_local", _AS_DTENSOR),
-          "Its local tensor would be a ShardTensor: refused.", is_late=True),
+          "Its local tensor would be a ShardTensor: refused."),
     Patch("torch.distributed.tensor._api", "distribute_tensor",
           tracers.refusing("torch.distributed.tensor.distribute_tensor", _AS_DTENSOR),
-          "As DTensor.from_local it would hold a ShardTensor: refused.", is_late=True),
+          "As DTensor.from_local it would hold a ShardTensor: refused."),
     Patch("torch.distributed.tensor.experimental._context_parallel._attention", "context_parallel",
           tracers.refusing("context_parallel", "leave it out: attention takes ShardTensors whose "
                            "sequence is sharded, in weft.zigzag's order for even work"),
-          "It would shard each rank's block of its buffers again: refused.", is_late=True),
+          "It would shard each rank's block of its buffers again: refused."),
     Patch("torch.distributed.pipelining.stage", "_PipelineStageBase.__init__", wrappers.make_stage,
-          "It would send ShardTensors to the next stage: they are gathered before.", is_late=True),
+          "It would send ShardTensors to the next stage: they are gathered before."),
     Patch("torch.distributed.pipelining._backward", "stage_backward_input",
           zero_bubble.backward_input,
-          "It looks for the weights in the graph, which has their local tensors.", is_late=True),
+          "It looks for the weights in the graph, which has their local tensors."),
     Patch("torch.distributed.pipelining._backward", "stage_backward_weight",
           zero_bubble.backward_weight,
-          "It would take gradients out of the graph that are yet to be reduced.", is_late=True),
+          "It would take gradients out of the graph that are yet to be reduced."),
     Patch("torch.distributed.checkpoint._state_dict_stager", "StateDictStager._offload_tensor",
-          checkpoint.stage, "It copies what lies at an address: async_save copies blocks.",
-          is_late=True),
+          checkpoint.stage, "It copies what lies at an address: async_save copies blocks."),
     Patch("torch.distributed.checkpoint.state_dict_saver", "save", checkpoint.save,
-          "A dry run has no data, and writes nothing; of simulated ranks the first writes for all.",
-          is_late=True),
+          "A dry run has no data, and writes nothing; of simulated ranks the first writes for "
+          "all."),
     Patch("torch.distributed.checkpoint.state_dict_saver", "async_save", checkpoint.async_save,
-          "Its thread would use the process group that the training uses at the same time.",
-          is_late=True),
+          "Its thread would use the process group that the training uses at the same time."),
     Patch("torch.distributed._state_dict_utils", "_iterate_state_dict", checkpoint.iterate,
-          "Full tensors, and tensors on the CPU, are made of DTensors alone.", is_late=True),
+          "Full tensors, and tensors on the CPU, are made of DTensors alone."),
     Patch("safetensors.torch", "save_file", safetensors.save_file,
-          "It reads a tensor at its address: every rank writes its blocks.", is_late=True),
+          "It reads a tensor at its address: every rank writes its blocks."),
     Patch("safetensors.torch", "save_model", safetensors.save_model,
-          "It finds tied tensors by their addresses.", is_late=True),
+          "It finds tied tensors by their addresses."),
     Patch("transformers.modeling_utils", "PreTrainedModel.save_pretrained",
           safetensors.save_pretrained,
-          "Only one rank would write: all do, each its blocks.", is_late=True),
+          "Only one rank would write: all do, each its blocks."),
     Patch("torch.autograd.profiler.profile", "_prepare_trace", profiling.prepare_trace,
           "A process has one profiler, but simulated ranks are threads of one process: refused "
           "with several ranks."),
@@ -255,19 +251,19 @@ def _found(name: str) -> Any:
     parts, found = name.split("."), None
     for end, part in enumerate(parts, 1):
         module = sys.modules.get(".".join(parts[:end]))
-        found = getattr(found, part, None) if module is None else module
+        # Of a lazy module getattr would import what it asks for.
+        found = getattr(found, "__dict__", {}).get(part) if module is None else module
     return found
 
 
 def install() -> None:
     """Replace them all. Once per process."""
-    for patch in PATCHES:
-        if not patch.is_late or patch.home in sys.modules:
-            _replace(patch)
     later: dict[str, list[Patch]] = {}
     for patch in PATCHES:
-        if patch.is_late and patch.home not in sys.modules:
+        if _found(patch.home) is None:
             later.setdefault(patch.home, []).append(patch)
+        else:
+            _replace(patch)
     sys.meta_path.insert(0, _AtImport(later))
 
 
