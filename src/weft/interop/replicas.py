@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from weft.comm import joined, parts
 from weft.errors import ModuleError
 from weft.interop.wrappers import refuse_inputs, refuse_wrapped
 from weft.tensor import ShardTensor
@@ -143,11 +144,10 @@ def _average(wrapper: Any) -> None:
             one.grad = torch.zeros_like(one)
     grads = [_block(one.grad) for one in used]
     for bucket in _buckets(grads, wrapper._weft_nbytes):
-        flat = torch.cat([grad.reshape(-1) for grad in bucket])
+        flat = joined(bucket)
         dist.all_reduce(flat, group=wrapper.process_group)
         flat /= dist.get_world_size(wrapper.process_group)
-        for grad, part in zip(bucket, flat.split([grad.numel() for grad in bucket])):
-            grad.copy_(part.view(grad.shape))
+        torch._foreach_copy_(bucket, list(parts(flat, bucket)))
 
 
 def _buckets(grads: Sequence[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:

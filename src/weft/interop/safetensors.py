@@ -20,9 +20,10 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
+from operator import mul
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from weft.errors import LayoutError, WeftError, message
 from weft.interop.checkpoint import boxes_of
 from weft.nn.libraries import as_one_process
 from weft.tensor import ShardTensor
+from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.freed import local_data
 from weft.tensor.placing.storage import telling_identity
@@ -235,20 +237,11 @@ def _runs(tensor: Any, box: Box) -> Iterator[tuple[int, Any]]:
     inner = len(shape)  # dims from here on are whole: one run
     while inner and box[inner - 1] == (0, shape[inner - 1]):
         inner -= 1
-    split = max(inner - 1, 0)
-    rest = math.prod(shape[split + 1:]) * size
-    start, stop = box[split] if shape else (0, 1)
-    length = (stop - start) * rest
-    for at, index in enumerate(product(*(range(*one) for one in box[:split]))):
-        yield _row(index, shape) * shape[split] * rest + start * rest if shape else 0, (
-            data[at * length : (at + 1) * length])
-
-
-def _row(index: Sequence[int], shape: Sequence[int]) -> int:
-    number = 0
-    for place, length in zip(index, shape):
-        number = number * length + place
-    return number
+    split, strides = max(inner - 1, 0), contiguous_strides(shape)
+    length = math.prod(stop - start for start, stop in box[split:]) * size
+    begins = (range(*one) if dim < split else one[:1] for dim, one in enumerate(box))
+    for at, index in enumerate(product(*begins)):
+        yield sum(map(mul, index, strides)) * size, data[at * length : (at + 1) * length]
 
 
 def _made(filename: str, head: bytes, length: int) -> None:

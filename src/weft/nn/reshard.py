@@ -5,7 +5,7 @@ The tensors are planned together and travel in buckets (`tensor.placing.states`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -75,7 +75,13 @@ def reshard(
             tensors.append((as_value(tensor.detach()), mesh, layout))  # type: ignore[arg-type]
     with traffic.label("reshard", "asked for"):
         found = moved(tensors, bucket_nbytes)
-    return _replaced(state, "", {name: found[place] for name, place in places.items()})
+
+    def result(name: str, leaf: Any) -> Any:
+        if name in places:
+            return found[places[name]]
+        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    return _changed(state, result)
 
 
 def _targets(
@@ -153,33 +159,25 @@ def _check(
             "model as `to`")
 
 
-def _tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, leaf) of nested maps, lists and tuples; names are joined by dots."""
+def _tensors(tree: Any) -> list[tuple[str, Any]]:
+    """(name, leaf) of nested maps, lists and tuples."""
+    found: list[tuple[str, Any]] = []
+    _changed(tree, lambda name, leaf: found.append((name, leaf)))
+    return found
+
+
+def _changed(tree: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
+    """Nested maps, lists and tuples with each leaf changed; names are joined by dots."""
+    def inner(key: Any, one: Any) -> Any:
+        return _changed(one, change, f"{name}.{key}" if name else str(key))
+
     match tree:
         case Mapping():
-            for key, one in tree.items():
-                yield from _tensors(one, _joined(name, key))
+            return {key: inner(key, one) for key, one in tree.items()}
         case list() | tuple():
-            for key, one in enumerate(tree):
-                yield from _tensors(one, _joined(name, key))
-        case _:
-            yield name, tree
-
-
-def _replaced(tree: Any, name: str, found: Mapping[str, Any]) -> Any:
-    match tree:
-        case Mapping():
-            return {key: _replaced(one, _joined(name, key), found) for key, one in tree.items()}
-        case list():
-            return [_replaced(one, _joined(name, key), found) for key, one in enumerate(tree)]
-        case tuple():
-            parts = [_replaced(one, _joined(name, key), found) for key, one in enumerate(tree)]
+            parts = [inner(key, one) for key, one in enumerate(tree)]
+            if isinstance(tree, list):
+                return parts
             return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-        case torch.Tensor() if name not in found:
-            return tree.detach().clone()
         case _:
-            return found.get(name, tree)
-
-
-def _joined(name: str, key: Any) -> str:
-    return f"{name}.{key}" if name else str(key)
+            return change(name, tree)

@@ -23,7 +23,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor, modes
-from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.transport import Shards, traffic
 
 __all__ = ["associative_scan"]
@@ -53,7 +53,7 @@ def associative_scan(
     if over is None:  # slices of whole lines: calls like others
         return original(combine_fn, xs, dim, reverse, "generic")
     mesh = sharded[0]._meta.mesh
-    first: list[Any] = [torch.movedim(_on(one, mesh), dim, 0) for one in leaves]
+    first: list[Any] = [torch.movedim(as_sharded(one, mesh), dim, 0) for one in leaves]
     laid = [one.redistribute(placements=_beside(one.sharding, over, dim)) for one in first]
     if mesh.here is None:
         out: Sequence[Tensor] = [one.clone() for one in laid]
@@ -76,11 +76,6 @@ def _check(
     with suppress(_Checked):
         original(stop, tree_unflatten(empty, spec), dim, reverse,
                  "generic" if mode == "pointwise" and (on_gpu or _ON_CPU) else mode)
-
-
-def _on(tensor: Tensor, mesh: BoundMesh) -> Any:
-    """A plain tensor counts as replicated."""
-    return tensor if type(tensor) is ShardTensor else ShardTensor.from_local(tensor, mesh)
 
 
 def _beside(layout: Layout, over: Layout, dim: int) -> Layout:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.comm import joined, parts
+from weft.nn.groups.member import Member
 from weft.nn.groups.pack import Pack
 from weft.tensor.backward import arrive
 
@@ -21,8 +22,8 @@ _NBYTES = 1 << 20
 """From this size on a bucket is under way. It is memory at the peak of a backward."""
 
 
-_Found = tuple[Pack, list[Tensor], list[Tensor]]
-"""Parameters of one pack as this rank holds them, and their gradients."""
+_Found = tuple[Pack, list[Member], list[Tensor]]
+"""Parameters of one pack, and their gradients."""
 
 
 class Buckets:
@@ -33,9 +34,9 @@ class Buckets:
 
     def add(self, pack: Pack) -> None:
         """Take the gradients of a pack that have arrived."""
-        locals_, grads = pack.take()
+        members, grads = pack.taken()
         if grads:
-            self._waiting.setdefault(pack.kind.key(), []).append((pack, locals_, grads))
+            self._waiting.setdefault(pack.kind.key(), []).append((pack, members, grads))
 
     def start(self, all_of_them: bool) -> list[Callable[[], None]]:
         """Begin to sum the buckets that are large enough, or all; the functions wait for the sums,
@@ -57,7 +58,7 @@ def _nbytes(waiting: Sequence[_Found]) -> int:
 def _started(waiting: list[_Found]) -> Callable[[], None]:
     first = waiting[0][0]
     kind = first.kind
-    locals_ = [local for _, mine, _ in waiting for local in mine]
+    locals_ = [member.local for _, members, _ in waiting for member in members]
     flat = joined([grad.to(kind.reduce_dtype) for _, _, grads in waiting for grad in grads])
     waiting.clear()
     comm = kind.mesh.comm(tuple(sorted(kind.rest)))

@@ -93,9 +93,6 @@ class Packing:
         """Whether a buffer, seen as a matrix of a row per rank, has each gathered parameter in its
         columns."""
 
-    def rows(self, flat: Tensor) -> Tensor:
-        return flat.view(len(self.sizes), -1)
-
     def spread(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
         """Copy a buffer into gathered parameters."""
         if flat.is_meta:  # no data
@@ -103,7 +100,8 @@ class Packing:
         if self.is_even:
             num = len(self.sizes)
             torch.split_with_sizes_copy(
-                self.rows(flat), self.counts[0], 1, out=[whole.view(num, -1) for whole in wholes])
+                flat.view(num, -1), self.counts[0], 1,
+                out=[whole.view(num, -1) for whole in wholes])
             return
         parts, blocks = self._pieces(flat, wholes)
         if parts:  # none where all of this rank's shards over other axes are empty
@@ -115,7 +113,7 @@ class Packing:
             return
         if self.is_even:
             num = len(self.sizes)
-            into = self.rows(flat).split(self.counts[0], 1)
+            into = flat.view(num, -1).split(self.counts[0], 1)
             torch._foreach_copy_(into, [whole.reshape(num, -1) for whole in wholes])
             return
         parts, blocks = self._pieces(flat, wholes)

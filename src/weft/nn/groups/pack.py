@@ -128,16 +128,13 @@ class Pack(Freed):
         """Hook the gathered parameters, to see their gradients arrive."""
         me: weakref.ref[Pack] = weakref.ref(self)
         self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
-        for at, member in enumerate(self.members):
+        for at, (member, arrival) in enumerate(zip(self.members, self.arrivals)):
             member.hide = partial(_hide, me, at)
-        for member, arrival in zip(self.members, self.arrivals):
-            self._stand_for(member)
             if member.full.requires_grad:
+                self._stand_for(member)
                 member.full.register_post_accumulate_grad_hook(arrival)
 
     def _stand_for(self, member: Member) -> None:
-        if not member.full.requires_grad:
-            return
         mesh, layout = self.kind.mesh, member.meta.layout
         move = transition_between(mesh, layout, member.whole_meta.layout, frozenset(), self.axes)
         member.use = stand_for(
@@ -315,7 +312,7 @@ class Pack(Freed):
         if not self.kind.axes and self.kind.rest:
             buckets.add(self)
             return []
-        members, grads = self._taken()
+        members, grads = self.taken()
         if not self.kind.axes:
             for member, grad in zip(members, grads):
                 arrive(member.local, grad.to(self.kind.reduce_dtype).to(self.kind.dtype))
@@ -347,7 +344,7 @@ class Pack(Freed):
 
         return [land]
 
-    def _taken(self) -> tuple[list[Member], list[Tensor]]:
+    def taken(self) -> tuple[list[Member], list[Tensor]]:
         """The gradients that have arrived, with their members."""
         members, grads = [], []
         for member in self.members:
@@ -357,12 +354,6 @@ class Pack(Freed):
                 members.append(member)
                 grads.append(grad)
         return members, grads
-
-    def take(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The gradients of replicated parameters that have arrived, and before them the local
-        tensors that they are of."""
-        members, grads = self._taken()
-        return [member.local for member in members], grads
 
     def release_held(self) -> None:
         """Reduce what was kept over several backwards."""

@@ -260,7 +260,7 @@ def bump_versions(tensor: Tensor) -> None:
     """
     bump_view_epoch()
     was = _version(tensor)
-    local = tensor._local if type(tensor) is ShardTensor else tensor
+    local = local_of(tensor)
     if type(local) is Moved:
         if local._weft_view.base is not None:
             bump_versions(local._weft_view.base)
@@ -310,7 +310,7 @@ def written_to(tensor: ShardTensor) -> None:
 
 def _version(tensor: Tensor) -> Any:
     """A value that changes with every write to the tensor."""
-    local = tensor._local if type(tensor) is ShardTensor else tensor
+    local = local_of(tensor)
     if type(local) is Moved:
         local._weft_view.update()
         local = local._weft_plain
@@ -320,7 +320,7 @@ def _version(tensor: Tensor) -> Any:
 
 
 def _memory(tensor: Tensor) -> Any:
-    local = tensor._local if type(tensor) is ShardTensor else tensor
+    local = local_of(tensor)
     if type(local) is Moved:
         local = local._weft_plain
     return local.untyped_storage()
