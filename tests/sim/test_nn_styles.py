@@ -388,6 +388,20 @@ def test_of_modules_within_each_other_the_outermost_is_pinned() -> None:
                                     "1": "PrepareModuleOutput(P())"}
 
 
+def test_a_module_with_several_names_is_pinned_once_by_any_of_them() -> None:
+    def on_rank(mesh: Any) -> list[Any]:
+        out = []
+        for pattern in ("0", "1", "*"):
+            layer = nn.Linear(4, 4)
+            module = weft.distribute_module(
+                nn.Sequential(layer, layer), mesh, activations={pattern: P("dp")})
+            pins = weft.nn.report(module).pins
+            out.append((module(torch.ones(4, 4)).sharding.dims, len(pins)))
+        return out
+
+    assert on_ranks(on_rank)[0] == [(((0,), ()), 1)] * 3
+
+
 def test_pins_that_cannot_be() -> None:
     def on_rank(mesh: Any) -> list[str]:
         texts = []

@@ -111,10 +111,13 @@ def replace_references(module: nn.Module, new: dict[int, torch.Tensor]) -> None:
 def first_matches(
     module: nn.Module, patterns: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, nn.Module, Any]]:
-    """The modules whose names match a pattern: the first that does, name, module, what is given."""
-    for path, inner in module.named_modules():
+    """The modules whose names match a pattern: the first that does, name, module, what is given. A
+    module of several names comes once, by the first of them that matches."""
+    seen: set[int] = set()
+    for path, inner in module.named_modules(remove_duplicate=False):
         for pattern, given in patterns.items():
-            if fnmatchcase(path, pattern):
+            if id(inner) not in seen and fnmatchcase(path, pattern):
+                seen.add(id(inner))
                 yield pattern, path, inner, given
                 break
 
