@@ -123,35 +123,23 @@ class PrepareModuleOutput(_Prepare):
             for spec in self.specs[:1]:
                 out = _laid(out, spec, mesh, where)
             return out
-        if isinstance(out, Mapping):
-            return self._in_map(out, mesh, where)
-        if isinstance(out, (tuple, list)):
-            return self._in_sequence(out, mesh, where)
-        raise _no_tensor(self, where, out)
-
-    def _in_map(self, out: Any, mesh: Mesh, where: str) -> Any:
-        first = next((key for key, one in out.items() if isinstance(one, torch.Tensor)), None)
-        specs: dict[Any, Any] = dict(self.by_name)
-        if self.specs:
-            specs.setdefault(first, self.specs[0])
-        missing = [key for key in specs if key is None or key not in out]
-        if missing:
+        is_map = isinstance(out, Mapping)
+        if not is_map and not isinstance(out, (tuple, list)):
             raise _no_tensor(self, where, out)
-        out = copy.copy(out)
+        parts: Any = copy.copy(out) if is_map else list(out)
+        keys = list(out) if is_map else range(len(out))
+        first = next((key for key in keys if isinstance(out[key], torch.Tensor)), None)
+        specs: dict[Any, Any] = dict(self.by_name) if is_map else {}
+        if is_map or len(self.specs) < 2:
+            for spec in self.specs[:1]:
+                specs.setdefault(first, spec)
+        else:
+            specs |= enumerate(self.specs)
+        if any(key not in keys for key in specs) or (first is None and not is_map):
+            raise _no_tensor(self, where, out)
         for key, spec in specs.items():
-            out[key] = _laid(out[key], spec, mesh, f"{where}, {key!r}")
-        return out
-
-    def _in_sequence(self, out: Any, mesh: Mesh, where: str) -> Any:
-        parts = list(out)
-        first = next((at for at, one in enumerate(parts) if isinstance(one, torch.Tensor)), None)
-        if first is None or len(self.specs) > len(parts):
-            raise _no_tensor(self, where, out)
-        at_once = len(self.specs) > 1
-        specs = {at if at_once else first: spec for at, spec in enumerate(self.specs)}
-        for at, spec in specs.items():
-            parts[at] = _laid(parts[at], spec, mesh, f"{where}, {at}")
-        if isinstance(out, list):
+            parts[key] = _laid(parts[key], spec, mesh, f"{where}, {key!r}")
+        if is_map or isinstance(out, list):
             return parts
         return type(out)(*parts) if hasattr(out, "_fields") else tuple(parts)
 
