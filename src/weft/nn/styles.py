@@ -39,14 +39,8 @@ _ADVICE = {"use_local_output": "x.to_local() where the block of a result is want
 
 
 class Style:
-    """A sharding of the parameters of a module, whatever their names.
-
-    Args:
-        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: the layouts of the module's first input and of its output:
-            a spec, or a placement (`Shard(1)`, `Replicate()`), which says what the style's axis
-            does and leaves the others. None: what follows.
-    """
+    """A sharding of the parameters of a module, whatever their names. `ColwiseParallel` explains
+    the arguments."""
 
     cuts: ClassVar[Cuts | None] = None
     """Which dims are sharded; None: none, for any type of module."""
