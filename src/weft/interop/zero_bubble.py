@@ -32,7 +32,7 @@ from torch.autograd.graph import (
 
 from weft.tensor import ShardTensor
 from weft.tensor.grad.autograd import OneBackward, local_of
-from weft.tensor.leaf_gradients import uses_of
+from weft.tensor.leaves import uses_of
 from weft.tensor.placing.freed import memory_of
 from weft.transport.nodes import with_gradient
 

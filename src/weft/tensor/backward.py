@@ -26,14 +26,14 @@ from torch.autograd import Variable
 from torch.autograd.graph import _get_grad_fn_or_grad_acc
 
 from weft.core.scopes import setting
-from weft.tensor.leaves import LEAVES, Leaf
+from weft.tensor.leaves import LEAVES, Leaf, uses_of
 from weft.transport import run_together, traffic
 from weft.transport.joint import Noted
 from weft.transport.transition import Transition
 
 __all__ = [
     "Backward", "Found", "Holding", "Use", "accumulate", "arrive", "completed", "has_hooks",
-    "holding", "of_leaves", "running", "taken",
+    "holding", "in_backward", "of_leaves", "running", "taken",
 ]
 
 _engine: Any = Variable._execution_engine
@@ -251,6 +251,11 @@ def taken(arrived: Iterable[tuple[int, Use, Tensor]]) -> tuple[list[Use], list[A
     return uses, grads
 
 
+def in_backward() -> bool:
+    """Whether this thread runs a backward."""
+    return _current_graph_task_id() != -1
+
+
 def running() -> Backward:
     """The running backward. On a GPU the engine's own threads ask, too, and get the last one."""
     return _OF_THREAD.innermost or _RUNNING[-1]
@@ -291,8 +296,8 @@ def arrive(local: Tensor, total: Tensor) -> None:
     backward."""
     backward = running()
     is_announced = backward is not _RUNNING[0]
-    if has_hooks(local) and (is_announced or _current_graph_task_id() != -1) and (
-        _is_to_come(local) or _num_uses(local) > 1
+    if has_hooks(local) and (is_announced or in_backward()) and (
+        _is_to_come(local) or len(uses_of(local)) > 1
         or any(one is local for one, _ in backward.late)
     ):
         backward.late.append((local, total))
@@ -302,15 +307,9 @@ def arrive(local: Tensor, total: Tensor) -> None:
         accumulate(local, total, False)
 
 
-def _num_uses(local: Tensor) -> int:
-    leaf = LEAVES.get(local)
-    return 0 if leaf is None else len(leaf.in_graphs())
-
-
 def _is_to_come(local: Tensor) -> bool:
     """Whether the engine, if it runs, gives the leaf a gradient of its own, or has done so."""
-    running = _current_graph_task_id() != -1
-    return running and _will_engine_execute_node(_get_grad_fn_or_grad_acc(local))
+    return in_backward() and _will_engine_execute_node(_get_grad_fn_or_grad_acc(local))
 
 
 def has_hooks(local: Any) -> bool:

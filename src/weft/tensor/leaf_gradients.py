@@ -30,14 +30,14 @@ from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from torch.utils.weak import TensorWeakRef
 
 from weft.tensor.backward import Backward, accumulate, has_hooks, of_leaves, running
-from weft.tensor.leaves import LEAVES, Leaf, track_leaf
+from weft.tensor.leaves import LEAVES, Leaf, track_leaf, uses_of
 from weft.transport import run_together, traffic
 from weft.transport.nodes import counting, dense
 from weft.transport.transition import Transition
 
 __all__ = [
     "LeafUse", "borrow", "defer_hook", "disable_for", "is_put_off", "reduce_held", "stand_for",
-    "summed", "use_of", "uses_of",
+    "summed", "use_of",
 ]
 
 _MADE = itertools.count()
@@ -160,12 +160,6 @@ def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | No
     use = LeafUse(leaf, owner, whole, seen, local, dtype)
     seen.register_post_accumulate_grad_hook(use.arrived)
     return use, seen
-
-
-def uses_of(local: Tensor) -> list[LeafUse]:
-    """The stand-ins of this leaf in live graphs."""
-    leaf = LEAVES.get(local)
-    return [] if leaf is None else leaf.in_graphs()
 
 
 def disable_for(local: Tensor) -> None:

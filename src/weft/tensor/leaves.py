@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-__all__ = ["LEAVES", "Leaf", "before", "on_shard", "replace_leaf", "take_hooks", "track_leaf"]
+__all__ = [
+    "LEAVES", "Leaf", "before", "on_shard", "replace_leaf", "take_hooks", "track_leaf", "uses_of",
+]
 
 
 class Leaf:
@@ -30,13 +32,15 @@ class Leaf:
         """The leaf that it is a copy of, its dtype of reductions, and what gives the transition
         that takes that leaf where a transition takes this one."""
 
-    def in_graphs(self) -> list[Any]:
-        """Its stand-ins in live graphs (`leaf_gradients.LeafUse`)."""
-        found = [ref() for ref in self.uses]
-        return [use for use in found if use is not None and use.seen is not None]
-
 
 LEAVES: Any = WeakTensorKeyDictionary()
+
+
+def uses_of(local: Tensor) -> list[Any]:
+    """The stand-ins of this leaf in live graphs (`leaf_gradients.LeafUse`)."""
+    leaf = LEAVES.get(local)
+    found = [] if leaf is None else [ref() for ref in leaf.uses]
+    return [use for use in found if use is not None and use.seen is not None]
 
 
 def track_leaf(local: Tensor) -> Tensor:

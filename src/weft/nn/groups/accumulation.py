@@ -11,7 +11,7 @@ from weft.core.scopes import block
 from weft.errors import ShardTypeError
 from weft.nn.groups.buckets import Buckets
 from weft.tensor import ShardTensor
-from weft.tensor.backward import Holding, holding
+from weft.tensor.backward import Holding, has_hooks, holding
 from weft.tensor.leaf_gradients import reduce_held
 
 __all__ = ["accumulate"]
@@ -65,4 +65,4 @@ def _reduce(held: Holding) -> None:
 def _locals_of(module: nn.Module) -> Any:
     """The leaves without hooks: a hook is called in each backward."""
     every: list[Any] = [one._local for one in module.parameters() if type(one) is ShardTensor]
-    return [one for one in every if not (one._backward_hooks or one._post_accumulate_grad_hooks)]
+    return [one for one in every if not has_hooks(one)]

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh
 from weft.core import Layout
@@ -31,21 +30,16 @@ from weft.nn.groups.kind import Dtypes, Kind, autocast_dtype, kind_of
 from weft.nn.groups.pack import Pack
 from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
-from weft.tensor.backward import Backward, running
+from weft.tensor.backward import Backward, in_backward, running
 from weft.tensor.modes import is_strict
 from weft.tensor.shard_tensor import watch_gradient
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
-__all__ = ["Group", "Line", "in_backward"]
+__all__ = ["Group", "Line"]
 
 
 _MADE = itertools.count()
-
-
-def in_backward() -> bool:
-    """Whether this thread runs a backward: a forward then recomputes."""
-    return _current_graph_task_id() != -1
 
 
 def _implicit(pack: Pack, path: str) -> StrictError:

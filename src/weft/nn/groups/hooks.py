@@ -20,10 +20,11 @@ from torch import nn
 
 from weft.comm import BoundMesh
 from weft.core.scopes import setting
-from weft.nn.groups.group import Group, Line, in_backward
+from weft.nn.groups.group import Group, Line
 from weft.nn.groups.policy import Gather
 from weft.nn.pins import BringHook, InputFn, _Hook, has_hook
 from weft.tensor import ShardTensor
+from weft.tensor.backward import in_backward
 from weft.tensor.grad import checkpoints
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected

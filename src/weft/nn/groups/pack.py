@@ -21,15 +21,11 @@ import itertools
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C import (  # type: ignore[attr-defined]
-    _current_graph_task_id,
-    _DisableAutocast,
-)
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from torch.autograd.graph import increment_version
 
 from weft.comm import Finish
@@ -38,7 +34,7 @@ from weft.nn.groups.kind import Kind
 from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.backward import arrive, running
+from weft.tensor.backward import arrive, in_backward, running
 from weft.tensor.leaf_gradients import borrow, stand_for
 from weft.tensor.meta import Meta, intern
 from weft.tensor.placing.freed import Freed, register
@@ -128,8 +124,8 @@ class Pack(Freed):
         """Hook the gathered parameters, to see their gradients arrive."""
         me: weakref.ref[Pack] = weakref.ref(self)
         self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
-        for at, (member, arrival) in enumerate(zip(self.members, self.arrivals)):
-            member.hide = partial(_hide, me, at)
+        for member, arrival in zip(self.members, self.arrivals):
+            member.hide = arrival.hide
             if member.full.requires_grad:
                 self._stand_for(member)
                 member.full.register_post_accumulate_grad_hook(arrival)
@@ -383,7 +379,7 @@ class Pack(Freed):
         label = traffic.Label(
             self.label, "", "gathered for its module" if gathers else "its gradients",
             self.label.removeprefix("parameters of "))
-        backward = not gathers or _current_graph_task_id() != -1
+        backward = not gathers or in_backward()
         with traffic.resume(traffic.Note(label), label.reason) if backward else traffic.label(
             label.op, label.reason, label.line
         ), traffic.moving(f"{text}: {self.label}"):
@@ -395,12 +391,6 @@ def _counts(local: Tensor) -> _Counts | None:
     """All writes to the tensor's memory, and those that autograd knows: not through a `.data`.
     None of tensors of inference mode, which count no writes."""
     return None if local.is_inference() else (version_of(local), local._version)
-
-
-def _hide(pack: weakref.ref[Pack], at: int) -> None:
-    found = pack()
-    if found is not None:
-        found.hide_one(at)
 
 
 class _Arrival:
@@ -417,3 +407,9 @@ class _Arrival:
         pack = self.pack()
         if pack is not None:
             pack.arrived(self.at, full)
+
+    def hide(self) -> None:
+        """Give the parameter its shard back."""
+        pack = self.pack()
+        if pack is not None:
+            pack.hide_one(self.at)

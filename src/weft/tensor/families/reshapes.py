@@ -22,8 +22,7 @@ from torch._C._autograd import _unsafe_set_version_counter as _set_version  # ty
 
 from weft.errors import UnsupportedOpError
 from weft.rules import op, page
-from weft.tensor.leaf_gradients import uses_of
-from weft.tensor.leaves import take_hooks, track_leaf
+from weft.tensor.leaves import take_hooks, track_leaf, uses_of
 from weft.tensor.placing.construct import is_in_a_graph, tell_torch
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import Moved, bump_versions, stands_for, unwrap_view

@@ -12,7 +12,7 @@ of the mode, the traceback of the forward call where a backward fails, works.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import setitem
 from typing import Any
@@ -24,8 +24,8 @@ from weft.comm import this_world
 from weft.errors import CommunicationError, LayoutError, UnsupportedOpError
 from weft.tensor import modes
 from weft.tensor.backward import Backward, completed
-from weft.tensor.leaf_gradients import summed, uses_of
-from weft.tensor.leaves import before
+from weft.tensor.leaf_gradients import summed
+from weft.tensor.leaves import before, uses_of
 from weft.tensor.meta import NONE, Meta, is_dense
 from weft.tensor.placing.layouts import as_sharded
 from weft.tensor.placing.operands import as_value, forget_views
@@ -40,8 +40,8 @@ from weft.transport.order import laid, order_due
 from weft.transport.transition import Transition
 
 __all__ = [
-    "OneBackward", "backward_all", "grad", "grad_meta", "local_cotangent", "refuse_nan_check",
-    "set_grad", "wrap_cotangent", "wrap_grad",
+    "OneBackward", "backward_all", "grad", "grad_meta", "local_cotangent", "metas_of",
+    "refuse_nan_check", "set_grad", "wrap_cotangent", "wrap_cotangents", "wrap_grad",
 ]
 
 
@@ -107,6 +107,21 @@ def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
     local = local if move_operand is None else move_operand(local)
     means = _num_means(meta) if axes else 1
     return local if means == 1 else local / means
+
+
+def metas_of(tensors: Iterable[Any]) -> list[Meta | None]:
+    """The meta of each; None of what is no ShardTensor."""
+    return [one._meta if type(one) is ShardTensor else None for one in tensors]
+
+
+def wrap_cotangents(
+    metas: Iterable[Meta | None], locals_: Iterable[torch.Tensor | None]
+) -> tuple[Any, ...]:
+    """The gradients as the user sees them, of tensors that have these metas."""
+    return tuple(
+        local if local is None or meta is None else wrap_cotangent(meta, local)
+        for meta, local in zip(metas, locals_)
+    )
 
 
 def _match_order(meta: Meta, local: torch.Tensor) -> torch.Tensor:
@@ -352,7 +367,7 @@ def grad(
             "One of the differentiated Tensors appears to not have been used in the graph. Set "
             "allow_unused=True if this is the desired behavior."
         )
-    return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
+    return wrap_cotangents(metas_of(inputs), local_grads)
 
 
 def _of_each_row(
@@ -391,9 +406,3 @@ def _seen_by_hooks(
         return total
     with completed(local):
         return _ENGINE_GRAD(local, local, total, create_graph=create_graph)[0]
-
-
-def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
-    if local is None or type(tensor) is not ShardTensor:
-        return local
-    return wrap_cotangent(tensor._meta, local)

@@ -34,6 +34,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from weft.core.scopes import setting
 from weft.tensor.call import reduce_once
 from weft.tensor.call.own.functions import is_sharded
+from weft.tensor.grad.autograd import metas_of
 from weft.tensor.placing.factories import carried
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
@@ -231,7 +232,7 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     function = carried(function)
     if kwargs.get("use_reentrant") is not False:
         return original(function, *args, **kwargs)
-    metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    metas = metas_of(args)
     saved = [_Kept(arg) if is_sharded(arg) and meta is None else local_of(arg)
              for arg, meta in zip(args, metas)]
     named = {key: kwargs.pop(key) for key in tuple(kwargs) if is_sharded(kwargs[key])}

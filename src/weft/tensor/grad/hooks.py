@@ -20,8 +20,8 @@ from torch.utils.weak import TensorWeakRef
 
 from weft.tensor.backward import Backward, running
 from weft.tensor.grad.autograd import local_cotangent, wrap_cotangent
-from weft.tensor.leaf_gradients import defer_hook, disable_for, is_put_off, uses_of
-from weft.tensor.leaves import on_shard
+from weft.tensor.leaf_gradients import defer_hook, disable_for, is_put_off
+from weft.tensor.leaves import on_shard, uses_of
 from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
 
 __all__ = [

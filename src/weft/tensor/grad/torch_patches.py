@@ -200,14 +200,6 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return fallback.on_full(cls.__name__, mesh, call, args, kwargs, are_views=False)
 
 
-def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:
-    """The gradients as the user sees them, one per meta (None: of a plain tensor)."""
-    return tuple(
-        grad if grad is None or meta is None else autograd.wrap_cotangent(meta, grad)
-        for grad, meta in zip(grads, metas)
-    )
-
-
 class _HookNode:
     """A grad_fn whose hooks see the gradients of all its tensors as ShardTensors."""
 
@@ -226,7 +218,7 @@ class _HookNode:
         )
 
     def _wrap(self, grads: Any) -> tuple[Any, ...]:
-        return _wrapped(grads, self._metas)
+        return autograd.wrap_cotangents(self._metas, grads)
 
     def _local(self, grads: Any) -> Any:
         if grads is None:
@@ -241,7 +233,7 @@ def _hooked(args: Any) -> Any:
     """Module backward hooks: the identity on local tensors, hooks in the global view."""
     outs = _APPLY(BackwardHookFunction, *map(local_of, args))
     outs = outs if isinstance(outs, tuple) else (outs,)
-    metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    metas = autograd.metas_of(args)
     wrapped = []
     for out, meta in zip(outs, metas):
         if meta is None:
@@ -304,7 +296,7 @@ class _GlobalView(Function):
         outs = (out,) if seen["single"] else tuple(out)
         if any(user.needs_input_grad):
             outs, user.saved_tensors = _with_gradients(outs, user)
-        ctx.metas = seen["metas"] = _metas(outs)
+        ctx.metas = seen["metas"] = autograd.metas_of(outs)
         ctx.known = [*map(_to_know, user.saved_tensors)]
         ctx.save_for_backward(*map(_to_save, user.saved_tensors))
         ctx.mark_dirty(*map(local_of, user.dirty))
@@ -318,7 +310,7 @@ class _GlobalView(Function):
         user = ctx.user
         user.saved_tensors = tuple(map(_known_as, ctx.saved_tensors, ctx.known))
         try:
-            back = ctx.cls.backward(user, *_wrapped(grads, ctx.metas))
+            back = ctx.cls.backward(user, *autograd.wrap_cotangents(ctx.metas, grads))
         finally:
             user.saved_tensors = ()
         back = back if isinstance(back, tuple) else (back,)
@@ -349,10 +341,6 @@ def _with_gradients(outs: Any, user: _Context) -> tuple[Any, Any]:
     known = {id(one): reduced(one) for one in outs}
     saved = [known.get(id(one), one) for one in user.saved_tensors]
     return tuple([known[id(one)] for one in outs]), tuple(saved)
-
-
-def _metas(tensors: Any) -> list[Meta | None]:
-    return [one._meta if type(one) is ShardTensor else None for one in tensors]
 
 
 def _to_know(one: Any) -> Any:

@@ -13,8 +13,7 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError
 from weft.planner import gradient_layout
 from weft.tensor.backward import accumulate
-from weft.tensor.leaf_gradients import uses_of
-from weft.tensor.leaves import replace_leaf, take_hooks, track_leaf
+from weft.tensor.leaves import replace_leaf, take_hooks, track_leaf, uses_of
 from weft.tensor.members import hooks
 from weft.tensor.meta import NONE, Meta
 from weft.tensor.placing.arguments import Where, place, shape_of

@@ -26,8 +26,7 @@ from torch.optim import Optimizer
 from weft.comm import BoundMesh
 from weft.core import Layout, P
 from weft.errors import UnsupportedOpError
-from weft.tensor.leaf_gradients import uses_of
-from weft.tensor.leaves import before
+from weft.tensor.leaves import before, uses_of
 from weft.tensor.placing.marked import Marked
 from weft.tensor.placing.operands import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
