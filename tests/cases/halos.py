@@ -189,8 +189,8 @@ FIELDS = [
         x, 2, return_indices=True), [2, 2], output_size=(8, 7)), ((2, 3, 8, 7),)),
     Field("unpool_line", lambda x: F.max_unpool1d(*F.max_pool1d(
         x, 3, 2, return_indices=True), [3], [2], output_size=(8,)), ((2, 3, 8),)),
-    Field("unpool_far", lambda x: F.max_unpool2d(x, _anywhere(x, 15, 13), 2, output_size=(15, 13)),
-          ((2, 3, 8, 7),)),
+    Field("unpool_far", lambda x: F.max_unpool2d(
+        x, _anywhere(x, 15, 13), [2, 2], output_size=(15, 13)), ((2, 3, 8, 7),)),
     Field("unpool_solid", lambda x: F.max_unpool3d(
         x, _anywhere(x, 8, 14, 5), (1, 2, 2), output_size=(8, 14, 5)), ((3, 8, 7, 3),)),
     _pool("max", F.max_pool2d, 2, 2),

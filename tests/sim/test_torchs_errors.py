@@ -155,9 +155,9 @@ MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "bools of a pool": (lambda x: F.max_pool2d(x.bool(), 2), (1, 4, 2)),
     "integers of a resize": (lambda x: F.interpolate(x.int(), scale_factor=2), (1, 4, 7)),
     "integers of columns": (lambda x: F.unfold(x.int(), 2), (1, 4, 7, 2)),
-    "floats as places of an unpool": (lambda x: F.max_unpool1d(x, _zeros(1, 4, 7), 2), (1, 4, 7)),
+    "floats as places of an unpool": (lambda x: F.max_unpool1d(x, _zeros(1, 4, 7), [2]), (1, 4, 7)),
     "integers of an unpool": (
-        lambda x: F.max_unpool1d(x.int(), torch.zeros(x.shape).long(), 2), (1, 4, 7)),
+        lambda x: F.max_unpool1d(x.int(), torch.zeros(x.shape).long(), [2]), (1, 4, 7)),
     "integers of blocks": (lambda x: F.fold(x.int(), 3, 2), (1, 4, 4)),
     "pool": (lambda x: F.avg_pool1d(x, 9), (1, 4, 7)),
     "columns": (lambda x: F.unfold(x, 9), (1, 4, 7, 7)),
@@ -271,7 +271,7 @@ BEYOND: dict[str, Any] = {
     "index_copy": lambda x, i: x.index_copy(0, i, x),
     "scatter": lambda x, i: x.scatter(0, i.unsqueeze(1).expand(6, 4), x),
     "max_unpool": lambda x, i: F.max_unpool2d(
-        x.view(1, 6, 4), i.view(1, 6, 1).expand(1, 6, 4), 2),
+        x.view(1, 6, 4), i.view(1, 6, 1).expand(1, 6, 4), [2, 2]),
     "nll_loss": lambda x, i: F.nll_loss(x, i),
     "cross_entropy": lambda x, i: F.cross_entropy(x, i, label_smoothing=0.1),
     "cross_entropy of weighted classes": lambda x, i: F.cross_entropy(x, i, torch.ones(4)),
