@@ -200,6 +200,8 @@ def _through_maxima(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
 _PARTS = rule(_text, on_box=_on_box, tables=_tables, by_size=True, keeps=False)
 
 PAGE = page(
-    *[op(f"adaptive_avg_pool{num}d", _PARTS, compose=_through_means) for num in (1, 2, 3)],
+    op("adaptive_avg_pool1d", _PARTS, compose=_through_means),
+    *[op(f"adaptive_avg_pool{num}d _adaptive_avg_pool{num}d", _PARTS, compose=_through_means)
+      for num in (2, 3)],
     *[op(f"adaptive_max_pool{num}d", _PARTS, compose=_through_maxima) for num in (1, 2, 3)],
 )

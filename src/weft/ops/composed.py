@@ -41,14 +41,6 @@ def _addbmm(
     return torch.addmm(x, rows, right.reshape(-1, right.shape[2]), beta=beta, alpha=alpha)
 
 
-def _chained(tensors: Sequence[Tensor]) -> Tensor:
-    """Matrix products from left to right: any dim may be sharded, as in `matmul`."""
-    out = tensors[0] if len(tensors) > 1 else tensors[0].clone()
-    for one in tensors[1:]:
-        out = out @ one
-    return out
-
-
 def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """A read by index, whose places torch finds by a mask."""
     places = torch.combinations(torch.arange(x.shape[0]), r, with_replacement)
@@ -145,7 +137,6 @@ PAGE = page(
     op("torch.nn.functional.linear_cross_entropy", compose=_linear_cross_entropy),
     op("vander", compose=_vander),
     op("addbmm", compose=_addbmm),
-    op("chain_matmul linalg_multi_dot", compose=_chained),
     op("torch.unravel_index", compose=_unravel_index),
     op("torch.Tensor.fill_diagonal_", compose=_fill_diagonal),
 )

@@ -134,14 +134,9 @@ def _grid_sampler(
     return tuple(_pulled(forward, (x, grid), grad, wanted=output_mask))
 
 
-def _adaptive(x: Tensor, size: Sequence[int]) -> Tensor:
-    """As the function of torch."""
-    return F.adaptive_avg_pool2d(x, list(size))  # type: ignore[arg-type]
-
-
 def _adaptive_pool(grad: Tensor, x: Tensor) -> Tensor:
     """By the op itself, to as many places as the gradient has."""
-    return _of_input(_adaptive)(grad, x, grad.shape[-2:])
+    return _of_input(_ATEN._adaptive_avg_pool2d)(grad, x, grad.shape[-2:])
 
 
 def _pad(mode: str) -> Callable[..., Tensor]:
@@ -162,13 +157,6 @@ def _slice(
         return grad.new_zeros(sizes).slice_scatter(grad, dim, start, end, step)
     behind = sizes[dim] - first - grad.shape[dim]
     return F.pad(grad, [0, 0] * (len(sizes) - 1 - dim) + [first, behind])
-
-
-def _select(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
-    """A pad with zeros around one row."""
-    dim = dim % len(sizes)
-    at = index % sizes[dim]
-    return _slice(grad.unsqueeze(dim), sizes, dim, at, at + 1, 1)
 
 
 def _diagonal(
@@ -202,9 +190,7 @@ PAGE = page(
       for name, pad in _PADS.items()],
     op("max_pool2d_with_indices_backward", compose=_max_pool, each_call=True),
     op("slice_backward", compose=_slice),
-    op("select_backward", compose=_select),
     op("diagonal_backward", compose=_diagonal),
-    op("_adaptive_avg_pool2d", compose=_adaptive, each_call=True),
     op("_adaptive_avg_pool2d_backward", compose=_adaptive_pool, each_call=True),
     op("grid_sampler_2d_backward", compose=_grid_sampler, each_call=True),
     op("_cdist_backward", compose=_of_input(_cdist), each_call=True),
