@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.core import Layout, default_cuts
 from weft.ops.elementwise import result_like
+from weft.ops.idle import unless_idle
 from weft.propagate import fairest
 from weft.rules import (
     Boxed,
@@ -23,7 +24,6 @@ from weft.rules import (
     OnRank,
     RuleText,
     Shift,
-    Tables,
     op,
     page,
     rule,
@@ -35,18 +35,22 @@ __all__ = ["PAGE"]
 Layouts = Sequence[Layout]
 
 
-def _windowed(shifts: Callable[[Call], Mapping[int, Shift]], **more: Any) -> RuleText:
-    """The rule of an op of which each place reads another one, along dims that have a shift."""
+def _windowed(
+    shifts: Callable[[Call], Mapping[int, Shift]],
+    mark: Callable[[Call, int], str] = lambda call, dim: "", **more: Any,
+) -> RuleText:
+    """The rule of an op of which each place reads another one, along dims that have a shift; a
+    `mark` stands behind the others."""
     def text(call: Call, wants_grad: Any) -> str:
         moved, dims = shifts(call), names(len(call.tensors[0].shape))
-        given = [f"@{name}" if dim in moved else name for dim, name in enumerate(dims)]
+        given = [f"@{name}" if dim in moved else name + mark(call, dim)
+                 for dim, name in enumerate(dims)]
         return f"{' '.join(given)} -> {' '.join(dims)}"
 
-    return rule(text, linear=[0], moves=True, tables=_tables(shifts), keeps=False, **more)
+    def tables(call: Call) -> Mapping[str, Shift]:
+        return {f"d{dim}": shift for dim, shift in shifts(call).items()}
 
-
-def _tables(shifts: Callable[[Call], Mapping[int, Shift]]) -> Tables:
-    return lambda call: {f"d{dim}": shift for dim, shift in shifts(call).items()}
+    return rule(text, linear=[0], moves=True, tables=tables, keeps=False, **more)
 
 
 # Flips: a place reads the one as far from the other end.
@@ -166,20 +170,14 @@ def _repeats_border(call: Call) -> bool:
         min(pair) >= 0 and max(pair) <= shape[dim] for dim, pair in _widths(call).items())
 
 
-def _pad_rule(call: Call, wants_grad: Any) -> str:
-    """Pads with elements of the tensor: padded dims are windows of one place."""
-    ndim, padded = len(call.tensors[0].shape), _widths(call)
-    # Of a batch, if there is one, torch takes nothing as well.
-    several = len(call.args[1]) // 2 == ndim - 2
-    dims = names(ndim)
-    given = [
-        f"@{name}" if dim in padded else name if several and not dim else f"{name}>0"
-        for dim, name in enumerate(dims)
-    ]
-    return f"{' '.join(given)} -> {' '.join(dims)}"
+def _has_some(call: Call, dim: int) -> str:
+    """Of a batch, if there is one, torch takes nothing as well."""
+    several = len(call.args[1]) // 2 == len(call.tensors[0].shape) - 2
+    return "" if several and not dim else ">0"
 
 
 def _pad_shifts(call: Call) -> dict[int, Shift]:
+    """Pads with elements of the tensor."""
     shape = call.tensors[0].shape
     return {
         dim: Shift(before, shape[dim], call.args[2], before)
@@ -245,19 +243,6 @@ def _unfold_view(call: Call, wants_grad: Any) -> str | None:
     return f"{' '.join(given)} -> {' '.join(made)} w!"
 
 
-def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
-    """A view of the box; a copy in the order of dims, where torch makes one."""
-    ndim = len(call.tensors[0].shape)
-    dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
-    copies = call.base == "unfold_copy"
-
-    def unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        windows = x.unfold(dim, size, step)
-        return windows.contiguous() if copies else windows
-
-    return unfold, boxed.args, boxed.kwargs
-
-
 def _roll_result(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor | None:
     if len(shifts) != (len(dims) or 1) or not all(-x.ndim <= dim < x.ndim for dim in dims):
         return None
@@ -268,10 +253,9 @@ PAGE = page(
     op("flip", _windowed(_mirrors)),
     op("roll", _windowed(_rings, on_box=_roll_on_box, serves=lambda call: bool(call.get("dims"))),
        result=_roll_result),
-    op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_tables(_pad_shifts),
-                   on_box=_pad_on_box, keeps=False,
-                   serves=_repeats_border), layouts=_pad_with_value, compose=_cropped_circle),
+    op("pad", _windowed(_pad_shifts, _has_some, on_box=_pad_on_box, serves=_repeats_border),
+       layouts=_pad_with_value, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
     op("unfold unfold_copy", rule(_unfold_view, linear=[0], moves=True),
-       rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box, keeps=False)),
+       rule(_unfold_rule, linear=[0], moves=True, on_box=unless_idle, keeps=False)),
 )
