@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
-from weft.ops.precision import wide, widened
+from weft.ops.precision import widened
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Shards
 
@@ -40,8 +40,7 @@ def _cdist(shards: Shards, x: Tensor, y: Tensor, p: float, compute_mode: int | N
 
 def _euclidean_dist(shards: Shards, x: Tensor, y: Tensor) -> Tensor:
     """The root of the summed squares that each shard's columns give."""
-    squares = torch.cdist(x, y).to(wide(x.dtype))
-    return _power(shards.psum(_power(squares, 2)), 0.5).to(x.dtype)
+    return _cdist(shards, x, y, 2.0, None)
 
 
 _MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist",

@@ -80,45 +80,27 @@ def _extreme(largest: bool) -> Callable[..., Tensor]:
     return kernel
 
 
-def _with_place(largest: bool) -> Callable[..., Any]:
-    find = torch.max if largest else torch.min
+def _with_place(largest: bool, alone: bool = False) -> Callable[..., Any]:
+    """`alone`: the place, without the extremum."""
+    find, find_all = (torch.max, torch.argmax) if largest else (torch.min, torch.argmin)
 
-    def kernel(
-        shards: Shards, x: Tensor, dim: int, keepdim: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         dims = dim_list(dim, shards.layout.ndim)
-        if x.shape[dim]:
-            value, place = find(x, dim, keepdim=True)
-            place = place + shards.starts[dim]
-        else:
-            value = empty_summary(x, dims, x.dtype)
-            place = torch.zeros_like(value, dtype=torch.long)
-        value, place = _winner(shards, value, place, largest)
-        return without(value, dims, keepdim), without(place, dims, keepdim)
-
-    kernel.__doc__ = "Each shard's extremum with its place; the first of the best ones wins."
-    return kernel
-
-
-def _place(largest: bool) -> Callable[..., Tensor]:
-    find = torch.argmax if largest else torch.argmin
-
-    def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        dims = dim_list(dim, shards.layout.ndim)
-        if 0 in x.shape:
+        if 0 in [x.shape[each] for each in dims]:
             value = empty_summary(x, dims, x.dtype)
             place = torch.zeros_like(value, dtype=torch.long)
         elif dim is not None:
-            place = find(x, dim, keepdim=True)
-            value = x.gather(dim, place)
+            value, place = find(x, dim, keepdim=True)
             place = place + shards.starts[dim]
         else:
-            flat = find(x)
+            flat = find_all(x)
             value = x.flatten()[flat].view([1] * x.dim())
             places = zip(apart(flat, x.shape), shards.starts)
             place = counted([at + start for at, start in places], shards.layout.shape)
             place = place.view([1] * x.dim())
-        return without(_winner(shards, value, place, largest)[1], dims, keepdim)
+        value, place = _winner(shards, value, place, largest)
+        place = without(place, dims, keepdim)
+        return place if alone else (without(value, dims, keepdim), place)
 
     kernel.__doc__ = "Each shard's extremum with its place; the first of the best ones wins."
     return kernel
@@ -162,6 +144,6 @@ PAGE = page(
     op("max.dim", _PLACES, kernel=_with_place(True)),
     op("min.dim", _PLACES, kernel=_with_place(False)),
     op("max.other min.other", rule("..., ... -> ...")),
-    op("argmax", _PLACE, kernel=_place(True)),
-    op("argmin", _PLACE, kernel=_place(False)),
+    op("argmax", _PLACE, kernel=_with_place(True, alone=True)),
+    op("argmin", _PLACE, kernel=_with_place(False, alone=True)),
 )
