@@ -282,13 +282,7 @@ def _shown(reads: Interval, length: int, padding: int, aligned: bool) -> Tensor:
     places = torch.arange(*reads)
     if padding == _BORDER:
         return places.clamp(0, length - 1)
-    if not aligned:
-        places = places.remainder(2 * length)
-        return torch.minimum(places, 2 * length - 1 - places)
-    if length == 1:
-        return places * 0
-    places = places.remainder(2 * length - 2)
-    return torch.minimum(places, 2 * length - 2 - places)
+    return _reflected(places.double(), length, aligned)[0].long()
 
 
 def _inside(
