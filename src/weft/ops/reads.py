@@ -98,11 +98,9 @@ def _read(
         return _read_one(call, layouts, dims, shape, first, wraps)
     beside = _beside(x, dims, shape, indices)
     named, shape = (*dims, *beside), (*shape, *(x.shape[dim] for dim in beside))
-    spread = [
-        ((*one.shape, *[1 for _ in beside]), (*one.dims, *[() for _ in beside]),
-         (*one.cuts, *[None for _ in beside])) for one in indices
-    ]
-    places = index_layout(x, named, shape, spread, x.free_axes)
+    ones = Layout.replicated(x.mesh, [1 for _ in beside])
+    places = index_layout(
+        x, named, shape, [one.insert(one.ndim, ones) for one in indices], x.free_axes)
     kept = [dim for dim in range(x.ndim) if dim not in named]
     result = x.take(kept).insert(first, places.parted)
     if _whole_is_cheaper(x, named, result, cutting):

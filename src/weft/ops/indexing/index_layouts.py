@@ -17,12 +17,10 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 
-__all__ = ["Axes", "Cuts", "IndexLayout", "OperandDims", "askers", "held", "index_layout"]
+__all__ = ["Axes", "Cuts", "IndexLayout", "askers", "held", "index_layout"]
 
 Axes = tuple[int, ...]
 Cuts = tuple[int, ...] | None
-OperandDims = tuple[Sequence[int], Sequence[Axes], Sequence[Cuts]]
-"""Lengths, axes and cuts of the dims of an operand, which broadcasts to the positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class IndexLayout:
 
 
 def index_layout(
-    x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[OperandDims],
+    x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[Layout],
     beside: Collection[int],
 ) -> IndexLayout:
     """The layouts of the positions, of this shape, that `operands` broadcast to, for a tensor that
@@ -70,21 +68,22 @@ def index_layout(
 
 
 def held(
-    shape: Sequence[int], operands: Sequence[OperandDims], allowed: Collection[int]
+    shape: Sequence[int], operands: Sequence[Layout], allowed: Collection[int]
 ) -> tuple[list[Axes], list[Cuts]]:
-    """Axes and cuts of each dim, from the first operand that is sharded in it."""
+    """Axes and cuts of each dim, from the first operand that is sharded in it; operands broadcast
+    to the shape."""
     axes_of: list[Axes] = []
     cuts_of: list[Cuts] = []
     taken: set[int] = set()
     for dim, length in enumerate(shape):
         axes, cuts = (), None
-        for lengths, have, own in operands:
-            at = dim - len(shape) + len(lengths)
-            if at < 0 or lengths[at] != length:
+        for one in operands:
+            at = dim - len(shape) + one.ndim
+            if at < 0 or one.shape[at] != length:
                 continue
-            axes = tuple(axis for axis in have[at] if axis in allowed and axis not in taken)
+            axes = tuple(axis for axis in one.dims[at] if axis in allowed and axis not in taken)
             if axes:
-                cuts = own[at] if axes == have[at] else None
+                cuts = one.cuts[at] if axes == one.dims[at] else None
                 break
         taken.update(axes)
         axes_of.append(axes)

@@ -148,10 +148,8 @@ def element_layouts(
     x = x.gathered(
         at for at in others if any(one.shape[at] != x.shape[at] for one in together)
     )
-    spreads = [
-        ([one.shape[dim]], [one.dims[dim]], [one.cuts[dim]]) for one in operands
-    ]
-    line = index_layout(x, (dim,), shape[dim : dim + 1], spreads, beside)
+    lines = [one.take([dim]) for one in operands]
+    line = index_layout(x, (dim,), shape[dim : dim + 1], lines, beside)
     around = x.take(others).without_partial().replace(shape=[shape[at] for at in others])
     shared, parted = (around.insert(dim, one) for one in (line.shared, line.parted))
     return x, IndexLayout(shared, parted, None if line.over is None else dim)

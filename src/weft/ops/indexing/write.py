@@ -19,14 +19,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
-from weft.ops.indexing.index_layouts import (
-    Axes,
-    Cuts,
-    IndexLayout,
-    OperandDims,
-    held,
-    index_layout,
-)
+from weft.ops.indexing.index_layouts import IndexLayout, held, index_layout
 from weft.ops.indexing.row_exchange import Units, from_front, out_of_bounds, outside
 from weft.ops.indexing.rows import grid, router
 from weft.rules import Decision
@@ -73,9 +66,8 @@ class Write:
         x = self._target()
         cutting = {axis for dim in self.dims for axis in x.dims[dim]}
         kept = [dim for dim in range(x.ndim) if dim not in self.dims]
-        new = self._new_dims()
-        over = {axis for dim in new for axis in self.values.dims[dim]} if self.values else set()
-        operand = [self._value_dims(new)] if self.values is not None else []
+        operand = [] if self.values is None else [self._at_positions(self.values)]
+        over = {axis for one in operand for axis in one.sharded_axes}
         beside = adding_axes(x, self.values, over) if self.linear else set[int]()
         if cutting.isdisjoint(over):
             places = None
@@ -113,20 +105,10 @@ class Write:
             return x
         return x.without_partial()
 
-    def _new_dims(self) -> list[int]:
+    def _at_positions(self, values: Layout) -> Layout:
         """The dims of the values that correspond to positions."""
-        if self.values is None:
-            return []
-        behind = self.x.ndim - len(self.dims) - self.first
-        stop = self.values.ndim - behind
-        return list(range(max(stop - len(self.shape), 0), max(stop, 0)))
-
-    def _value_dims(self, new: Sequence[int]) -> OperandDims:
-        values = self.values
-        assert values is not None
-        axes: list[Axes] = [values.dims[dim] for dim in new]
-        cuts: list[Cuts] = [values.cuts[dim] for dim in new]
-        return [values.shape[dim] for dim in new], axes, cuts
+        stop = values.ndim - (self.x.ndim - len(self.dims) - self.first)
+        return values.take(range(max(stop - len(self.shape), 0), max(stop, 0)))
 
     def _values(self, x: Layout, kept: Sequence[int], lying: Layout) -> Layout:
         assert self.values is not None
