@@ -9,6 +9,7 @@ partial values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -96,28 +97,22 @@ def _counts(input: Tensor, bounds: tuple[Tensor, Tensor] | None, padding: int | 
 # On one rank.
 
 
+def _of_shards(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The kernel of a function that may be of shards."""
+    return lambda shards, *args: function(*args, shards=shards)
+
+
+def _held(weight: Tensor, shards: Shards | None) -> tuple[int, int]:
+    """The first row of a table that this rank has, and the length of the table."""
+    return (0, len(weight)) if shards is None else (shards.starts[0], shards.layout.shape[0])
+
+
 def _sums(
     weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, weighs: Tensor | None,
-    padding: int,
+    padding: int, shards: Shards | None = None,
 ) -> Tensor:
-    """The sum of each bag."""
-    return _of_rows(weight, input, bounds, weighs, padding, 0, len(weight))
-
-
-def _of_shards(
-    shards: Shards, weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None,
-    weighs: Tensor | None, padding: int,
-) -> Tensor:
-    """The rows that this shard holds are added up."""
-    return _of_rows(
-        weight, input, bounds, weighs, padding, shards.starts[0], shards.layout.shape[0])
-
-
-def _of_rows(
-    weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, weighs: Tensor | None,
-    padding: int, start: int, length: int,
-) -> Tensor:
-    """Of a table of this length the rows from `start` on."""
+    """The sum of each bag; of shards, of the rows that this rank holds."""
+    start, length = _held(weight, shards)
     rows, by, offsets = _flat(input, bounds, weighs)
     own, keep = own_rows(rows, start, start + len(weight), length)
     keep = keep & (rows != padding)
@@ -125,11 +120,9 @@ def _of_rows(
     begins = before[offsets]
     own, by = own[keep], None if by is None else by[keep]
     if len(own):
-        total = torch.embedding_bag(weight, own, begins, False, 0, False, by)[0]
-    else:
-        total = weight[:0].sum(0).expand(len(begins), -1)
-        total = total if by is None else total + by.sum()
-    return total
+        return torch.embedding_bag(weight, own, begins, False, 0, False, by)[0]
+    total = weight[:0].sum(0).expand(len(begins), -1)
+    return total if by is None else total + by.sum()
 
 
 def _flat(
@@ -158,34 +151,26 @@ def _string(
 
 
 _SUMS = OwnFunction(
-    "embedding_bag", _sums, _sums, OwnRule("embedding_bag", _string, kernel=_of_shards))
+    "embedding_bag", _sums, _sums, OwnRule("embedding_bag", _string, kernel=_of_shards(_sums)))
 
 
 # The largest elements of bags.
 
 
 def _maxima(
-    weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, padding: int
+    weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, padding: int,
+    shards: Shards | None = None,
 ) -> Tensor:
-    """The largest elements of each bag; of an empty one zeros."""
+    """The largest elements of each bag, of an empty one zeros; of shards as partial values, of
+    equal ones the first in its bag."""
     rows, _, begins = _flat(input, bounds, None)
-    _, row, place = _largest(weight, rows, begins, padding, 0, len(weight))
-    has = place < len(rows)
-    del place
-    return _elements(weight, row, has)
-
-
-def _maxima_of_shards(
-    shards: Shards, weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None,
-    padding: int,
-) -> Tensor:
-    """The largest elements of each shard, as partial values; of equal ones the first in its bag."""
-    rows, _, begins = _flat(input, bounds, None)
-    best, row, place = _largest(
-        weight, rows, begins, padding, shards.starts[0], shards.layout.shape[0])
-    place.masked_fill_(best != shards.pmax(best), len(rows))
+    best, row, place = _largest(weight, rows, begins, padding, *_held(weight, shards))
+    if shards is not None:
+        place.masked_fill_(best != shards.pmax(best), len(rows))
     del best
-    has = (place == shards.pmin(place)) & (place < len(rows))
+    has = place < len(rows)
+    if shards is not None:
+        has &= place == shards.pmin(place)
     del place
     return _elements(weight, row, has)
 
@@ -233,7 +218,7 @@ def _string_of_maxima(weight: Any, input: Any, bounds: Any, padding: int) -> str
 
 _MAXIMA = OwnFunction(
     "embedding_bag", _maxima, _maxima,
-    OwnRule("embedding_bag", _string_of_maxima, kernel=_maxima_of_shards))
+    OwnRule("embedding_bag", _string_of_maxima, kernel=_of_shards(_maxima)))
 
 
 PAGE = page(op("torch.nn.functional.embedding_bag", compose=_embedding_bag, each_call=True))

@@ -78,15 +78,8 @@ def _at_owners(
     mine, matrices = entered(name, mesh, (a, b), (rows, of_b), _OWNERS)
     assert mesh.here is not None
     (start, stop), (first, last) = rows.box_at(mesh.here)[0], of_b.box_at(mesh.here)[0]
-    made = _product(mine, matrices, (ends[first:last] - start).clamp(0, stop - start), out_dtype)
+    made = product(mine, matrices, (ends[first:last] - start).clamp(0, stop - start), out_dtype)
     return local_to_sharded(made, mesh, to_out)
-
-
-def _product(a: Tensor, b: Tensor, offs: Tensor, dtype: torch.dtype | None) -> Tensor:
-    if len(b):
-        return product(a, b, offs, dtype)
-    nothing = a @ b.sum(0)  # keeps both in the graph; autocast may give it another dtype
-    return nothing.to(dtype or a.dtype)
 
 
 def _decided(mesh: BoundMesh, a: Tensor, b: Tensor, wants: Sequence[bool]) -> Decision:
