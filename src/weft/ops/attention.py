@@ -68,10 +68,7 @@ def _over_sequence(
     if dropout_p:
         assert shards.next_key is not None
         drops = Drops(shards.next_key(), dropout_p, query.device, wide(query.dtype))
-    made: Attention = shards.once(
-        lambda: Attention(shards.mesh, shards.operands, is_causal, enable_gqa))
-    if shards.check is not None and made.axes:
-        shards.check(made.axes)
+    made = Attention.of(shards, is_causal, enable_gqa)
     return made.attend([query, key, value, *masks], scale, drops, shards.moved)
 
 

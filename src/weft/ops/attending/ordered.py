@@ -46,12 +46,7 @@ def _over_sequence(
     scale: float,
 ) -> Tensor:
     """Queries stay, and see the earlier part of each block; or heads are exchanged."""
-    heads = [layout.shape[-3] if layout.ndim > 2 else 1 for layout in shards.operands[:2]]
-    made: Attention = shards.once(lambda: Attention(
-        shards.mesh, shards.operands, True, heads[1] not in (1, heads[0]), order))
-    if shards.check is not None and made.axes:
-        shards.check(made.axes)
-    return made.attend([query, key, value], scale)
+    return Attention.of(shards, True, True, order).attend([query, key, value], scale)
 
 
 RULE = OwnRule("attention in order", _string, linear=((2,),), kernel=_over_sequence)

@@ -110,7 +110,8 @@ class _Attention(torch.autograd.Function):
         mask: Tensor | None,
     ) -> Tensor:
         with _DisableAutocast():
-            parts = [Rows(options.at(one), one.of(q), k, v) for one in keys.queries]
+            parts = [Rows(replace(options, first_row=one.position), one.of(q), k, v)
+                     for one in keys.queries]
             for position, of_k, of_v in _seen(keys, k, v):
                 for rows in parts:
                     rows.attend(of_k, of_v, position)
@@ -160,8 +161,9 @@ def _backward(
         if keys.others is not None:  # each rank has a term of the gradient of what all know
             grad = keys.reduced(grad.contiguous(), "sum")
         parts = [
-            Gradients(options.at(one), one.of(q), logs.narrow(-1, one.row, one.num), one.of(out),
-                      one.of(grad), ctx.needs_input_grad[5])
+            Gradients(replace(options, first_row=one.position), one.of(q),
+                      logs.narrow(-1, one.row, one.num), one.of(out), one.of(grad),
+                      ctx.needs_input_grad[5])
             for one in keys.queries
         ]
         totals = [_joined(list(each), -2) for each in zip(*[

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from weft.core import Interval
 from weft.ops.attending import fused
-from weft.ops.attending.stretches import Stretch
 from weft.ops.precision import wide
 
 __all__ = ["Options", "Gradients", "Noise", "Rows"]
@@ -51,10 +50,6 @@ class Options:
     first_column: int = 0
     noise: Noise | None = None
 
-    def at(self, queries: Stretch) -> Options:
-        """For a stretch of queries."""
-        return replace(self, first_row=queries.position)
-
     @property
     def is_plain(self) -> bool:
         """Whether scores and weights stay as they are."""
@@ -63,10 +58,6 @@ class Options:
     def parts(self, num_rows: int, num_columns: int, column: int) -> Iterator[fused.Part]:
         """What the rows see of a block without a mask, the first key of which has this position."""
         return fused.parts(num_rows, num_columns, self.first_row, column, self.is_causal)
-
-    def sees(self, num_rows: int, column: int) -> bool:
-        """Whether any of so many rows sees a key of this position, or later ones."""
-        return num_rows > 0 and (not self.is_causal or column < self.first_row + num_rows)
 
     def scores(self, q: Tensor, k: Tensor, row: int, column: int) -> Tensor:
         """Those of the queries from `row` on, of this rank, and the keys from position `column`."""
@@ -119,7 +110,7 @@ class Options:
         for row in range(0, num_rows, height):
             below = min(row + height, num_rows)
             for start in range(0, num_columns, width):
-                if self.sees(below, column + start):
+                if not self.is_causal or column + start < self.first_row + below:
                     yield slice(row, below), slice(start, min(start + width, num_columns))
 
 

@@ -20,7 +20,7 @@ from weft.ops.attending.sequence import Keys, attend
 from weft.ops.attending.stretches import Order, stretches
 from weft.ops.attending.tiles import Noise, Options
 from weft.rng import Key, Source, samples
-from weft.transport import Transition
+from weft.transport import Shards, Transition
 
 __all__ = ["Drops", "Attention"]
 
@@ -72,7 +72,7 @@ class Attention:
         assert mesh.here is not None
         query, key = layouts[:2]
         self.groups, self.picked = 1, None
-        if enable_gqa and key.shape[-3] not in (1, query.shape[-3]):
+        if enable_gqa and query.ndim > 2 and key.shape[-3] not in (1, query.shape[-3]):
             self.groups = query.shape[-3] // key.shape[-3]
         if self.groups > 1 and query.dims[-3] != key.dims[-3]:
             first, last = query.box_at(mesh.here)[-3]
@@ -88,11 +88,25 @@ class Attention:
         self.first_column = 0
         if len(layouts) > 3 and layouts[3].dims[-1]:
             self.first_column = layouts[3].box_at(mesh.here)[-1][0]
-        own = [stretches(one.box_at(mesh.here)[-2], order) for one in (query, key)]
-        blocks = _blocks(mesh, query, key, both, is_causal, order) if both else None
+        own, blocks = [stretches(one.box_at(mesh.here)[-2], order) for one in (query, key)], None
+        if both:
+            there = mesh.along(both, mesh.here)  # in the order of the mesh
+            blocks = Blocks(mesh.comm(both), *[
+                [stretches(one.box_at(at)[-2], order) for at in there] for one in (query, key)
+            ], is_causal)
         self.keys = Keys(
             own[0], own[1], blocks, mesh.comm(rest) if rest else None, self._gathered, order)
         self.heads = ByHeads.of(mesh, layouts) if both and not rest else None
+
+    @classmethod
+    def of(
+        cls, shards: Shards, is_causal: bool, enable_gqa: bool, order: Order = None
+    ) -> Attention:
+        """That of a call, made once."""
+        made = shards.once(lambda: cls(shards.mesh, shards.operands, is_causal, enable_gqa, order))
+        if shards.check is not None and made.axes:
+            shards.check(made.axes)
+        return made
 
     def attend(
         self, tensors: Sequence[Tensor], scale: float, drops: Drops | None = None,
@@ -177,11 +191,3 @@ def _of_heads(layout: Layout, query: Layout) -> Layout:
     return layout.take([dim for dim in range(layout.ndim) if dim != at]).insert(at, head)
 
 
-def _blocks(
-    mesh: BoundMesh, query: Layout, key: Layout, axes: tuple[int, ...], is_causal: bool,
-    order: Order,
-) -> Blocks:
-    """The blocks of the ranks along these axes, which stand in the order of the mesh."""
-    there = mesh.along(axes, mesh.here or ())
-    queries, keys = ([stretches(one.box_at(at)[-2], order) for at in there] for one in (query, key))
-    return Blocks(mesh.comm(axes), queries, keys, is_causal)
