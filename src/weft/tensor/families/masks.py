@@ -55,18 +55,19 @@ class _Aligned:
     axes: tuple[int, ...]
     first: int
 
-    def counts(self, name: str, count: int | None = None) -> list[int]:
-        """How many elements each shard of the mask selects; `count`: mine, where that is known."""
+    def cuts(self, name: str, count: int | None = None) -> tuple[int, ...]:
+        """Where what the shards of the mask select is cut; `count`: mine, where that is known."""
         if count is None:  # of a mask without data as many as `nonzero` finds there
             count = len(self.mask[self.mask]) if self.mask.is_meta else int(self.mask.sum())
         if not self.axes:
-            return [count]
+            return 0, count
         mine = torch.tensor(count, device=self.mesh.device)
         with traffic.label(name, "its size depends on the data"):
             shards = Shards(self.mesh, self.layout, (self.first,))
             (found,) = shards.gather(mine)
         row = math.prod(self.mask.shape[1:])  # in a dry run others have as many as I, or all
-        return [min(each, size * row) for each, size in zip(found.tolist(), shards.sizes)]
+        return cuts_from_sizes(
+            [min(each, size * row) for each, size in zip(found.tolist(), shards.sizes)])
 
     def line(self, cuts: tuple[int, ...]) -> Layout:
         """What is selected, one dim, sharded where the mask was."""
@@ -74,17 +75,24 @@ class _Aligned:
             self.mesh, cuts[-1:], (self.axes,), (cuts if self.axes else None,)
         )
 
-    def selected(self, num: int, cuts: tuple[int, ...]) -> Layout:
-        """The tensor with what is selected in place of the `num` dims that the mask stands for."""
-        behind = range(self.first + num, self.layout.ndim)
+    def selected(self, cuts: tuple[int, ...]) -> Layout:
+        """The tensor with what is selected in place of the dims that the mask stands for."""
+        behind = range(self.first + self.mask.dim(), self.layout.ndim)
         return self.layout.take([*range(self.first), *behind]).insert(self.first, self.line(cuts))
 
 
-def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = False) -> _Aligned:
-    """`x` and `mask`, over its dims from `first` on, moved to equal layouts.
+def _aligned(
+    name: str, x: Tensor, mask: Tensor, first: int = 0, reduced: bool = False
+) -> _Aligned:
+    """`x` and `mask`, over its dims from `first` on, moved to equal layouts; with as many of these
+    joined as it takes.
 
     `reduced`: partial values of a sum are added first.
     """
+    joined = _joined(x, mask, first)
+    if joined > 1:
+        alike, x = x is mask, x.flatten(first, first + joined - 1)
+        mask = x if alike else mask.flatten(0, joined - 1)
     mesh = mesh_of(name, [one._meta for one in (x, mask) if type(one) is ShardTensor])
     if mesh.here is None:
         outside.unknown(mesh, "the size of the result depends on the data")(name, (), {})
@@ -115,7 +123,7 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
     return _Aligned(mesh, block, mine, target, axes, first)
 
 
-def _joined(x: Tensor, mask: Tensor, first: int = 0) -> int:
+def _joined(x: Tensor, mask: Tensor, first: int) -> int:
     """How many leading dims of the mask are joined to be sharded: the first alone, if it has an
     element for each shard; else as many as have several, to be cut about evenly."""
     num = 1
@@ -128,10 +136,6 @@ def _joined(x: Tensor, mask: Tensor, first: int = 0) -> int:
         return 1
     return next((count for count in range(2, mask.dim())
                  if math.prod(mask.shape[:count]) >= 4 * num), mask.dim())
-
-
-def _long(x: Tensor, joined: int, first: int = 0) -> Tensor:
-    return x if joined == 1 else x.flatten(first, first + joined - 1)
 
 
 def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
@@ -152,12 +156,11 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
         IndexError: a mask of another shape than the dims that it stands for.
     """
     check_shape(x, mask, first)
-    joined = _joined(x, mask, first)
-    both = _aligned(name, _long(x, joined, first), _long(mask, joined), first)
+    both = _aligned(name, x, mask, first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
-    cuts = cuts_from_sizes(both.counts(name, local.shape[first]))
-    layout = both.selected(both.mask.dim(), cuts)
-    return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
+    cuts = both.cuts(name, local.shape[first])
+    strides = _strides(x, mask.dim(), first, cuts[-1])
+    return local_to_sharded(local, both.mesh, both.selected(cuts), strides)
 
 
 def _strides(x: Tensor, num: int, first: int, count: int) -> tuple[int, ...] | None:
@@ -221,18 +224,17 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
             nonzero(input.reshape(1))[:, :0]
         )
     mask = input if input.dtype is torch.bool else input != 0
-    joined = _joined(mask, mask)
-    mask = _long(mask, joined)
-    both = _aligned("nonzero", mask, mask, 0, reduced=True)
+    both = _aligned("nonzero", mask, mask, reduced=True)
     assert both.mesh.here is not None
     found = both.mask.nonzero()
     start, _ = both.layout.box_at(both.mesh.here)[0]
     if start:
         found[:, 0] += start
+    joined = input.dim() + 1 - found.shape[1]
     if joined > 1:
         first, *rest = found.unbind(1)
         found = torch.stack([*apart(first, input.shape[:joined]), *rest]).t()
-    cuts = cuts_from_sizes(both.counts("nonzero", len(found)))
+    cuts = both.cuts("nonzero", len(found))
     line = both.line(cuts)
     if not as_tuple:
         layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
@@ -267,11 +269,8 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if not shape:
         return _masked_scatter(input.reshape(1), mask.reshape(1), source).reshape(())
     input, mask = input.expand(shape), mask.expand(shape)
-    joined = _joined(input, mask)
-    both = _aligned(
-        "masked_scatter", _long(input, joined), _long(mask, joined), 0, reduced=True
-    )
-    cuts = cuts_from_sizes(both.counts("masked_scatter"))
+    both = _aligned("masked_scatter", input, mask, reduced=True)
+    cuts = both.cuts("masked_scatter")
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
@@ -307,11 +306,8 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         x.copy_(torch.where(spread, value, x))
         return
     _check_dtype(x, value)
-    joined = _joined(x, mask, first)
-    both = _aligned(
-        "__setitem__", _long(x, joined, first), _long(mask, joined), first, reduced=True)
-    cuts = cuts_from_sizes(both.counts("__setitem__"))
-    result = both.selected(both.mask.dim(), cuts)
+    both = _aligned("__setitem__", x, mask, first, reduced=True)
+    result = both.selected(both.cuts("__setitem__"))
     check_values(value.shape, result.shape)
     value = value.expand(result.shape)
     (mine,) = entered("__setitem__", both.mesh, (value,), (result,), _WHY)
