@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 from torch import Tensor
 
@@ -103,25 +102,15 @@ def _repeated(layout: Layout, times: int) -> Layout:
 
 
 def _by_heads(layout: Layout, axes: tuple[int, ...]) -> Layout:
-    """Heads sharded by these axes, evenly, and the sequence by none."""
-    dims, cuts = list(layout.dims), list(layout.cuts)
-    dims[-2], cuts[-2] = (), None
-    at = layout.ndim - 3
-    if at >= 0 and layout.shape[at] > 1:
-        num = math.prod([layout.mesh.axis_sizes[axis] for axis in axes])
-        fine = [0]
-        for start, stop in pairwise(layout.cuts_of(at)):
-            fine += [start + (stop - start) * part // num for part in range(1, num + 1)]
-        dims[at], cuts[at] = (*dims[at], *axes), tuple(fine)
-    return Layout.make(layout.mesh, layout.shape, dims, cuts)
+    """Heads sharded by these axes as well, and the sequence by none."""
+    layout, at = layout.without_partial().gathered([layout.ndim - 2]), layout.ndim - 3
+    return layout.divided(at, axes) if at >= 0 and layout.shape[at] > 1 else layout
 
 
 def _like(query: Layout, value: Layout) -> Layout:
     """The layout of the result, if queries and values have these layouts."""
-    return Layout.make(
-        query.mesh, (*query.shape[:-1], value.shape[-1]), (*query.dims[:-1], value.dims[-1]),
-        (*query.cuts[:-1], value.cuts[-1]),
-    )
+    last = query.ndim - 1
+    return query.take(range(last)).insert(last, value.take([last]))
 
 
 def _share(layout: Layout) -> float:
