@@ -107,11 +107,10 @@ def _read(
         return None
     shared = places.shared.take(range(len(shape) - len(beside)))
     operands = (x, *(shared.fitted(index.shape) for index in indices))
-    lengths = [*(x.shape[dim] for dim in dims), *(None for _ in beside)]
 
     def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
         assert mesh.here is not None
-        route = router(mesh, call.op, x, named, dims, places, lengths, wraps)
+        route = router(mesh, call.op, x, named, dims, places, wraps)
         mine = places.parted.local_shape_at(mesh.here)
         lines = [torch.arange(x.shape[dim], device=mesh.device) for dim in beside]
 

@@ -26,8 +26,8 @@ from weft.ops.places import apart
 from weft.rules import Call
 
 __all__ = [
-    "as_rows", "element_layouts", "element_router", "grid", "known_rows", "matching", "named_dims",
-    "reads_nothing", "router", "to_place", "unraveled",
+    "as_rows", "bounds", "element_layouts", "element_router", "grid", "known_rows", "matching",
+    "named_along", "named_dims", "reads_nothing", "router", "to_place", "unraveled",
 ]
 
 Router = Callable[[Sequence[Tensor]], Routes]
@@ -74,13 +74,14 @@ def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
 
 def router(
     mesh: BoundMesh, op: str, x: Layout, dims: Sequence[int], cut: Sequence[int],
-    places: IndexLayout, lengths: Sequence[int | None], wraps: bool, once: bool = True,
+    places: IndexLayout, wraps: bool, once: bool = True,
 ) -> Router:
-    """Makes routes from the indices into `dims` of x, of which those into `cut` are global.
+    """Makes routes from the indices into `dims` of x, of which those into `cut` are global: they
+    come from the user, and have bounds.
 
-    `lengths` are the bounds of the indices, where they come from the user; `wraps` says whether
-    they may be negative. `once`: to fetch units, else to deliver them.
+    `wraps` says whether they may be negative. `once`: to fetch units, else to deliver them.
     """
+    lengths = bounds(x, dims, cut)
     units = Units(mesh, x, dims, cut)
     exchange = RowExchange(units.comm, op, units.names)
     asker = None if places.over is None else askers(mesh, places, units.axes)
@@ -98,6 +99,11 @@ def router(
         return plan_together(exchange, holder, row, asker, once)
 
     return route
+
+
+def bounds(x: Layout, dims: Sequence[int], cut: Sequence[int]) -> list[int | None]:
+    """The bounds of the indices into `dims`, of which those into `cut` have some."""
+    return [x.shape[dim] if dim in cut else None for dim in dims]
 
 
 def known_rows(
@@ -159,17 +165,14 @@ def element_router(
     mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout
 ) -> Router:
     """Like `router`, for single elements: one index gives their position along `dim`."""
-    ndim = x.ndim
-    lengths = [x.shape[at] if at == dim else None for at in range(ndim)]
-    route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False)
+    route = router(mesh, op, x, range(x.ndim), (dim,), places, False)
+    return lambda indices: route(named_along(indices[0], dim))
 
-    def routed(indices: Sequence[Tensor]) -> Routes:
-        (index,) = indices
-        return route([
-            index if at == dim else grid(index, at) for at in range(ndim)
-        ])
 
-    return routed
+def named_along(index: Tensor, dim: int) -> list[Tensor]:
+    """Single elements named along a dim, as an index for each dim: in the others they are where
+    their index is."""
+    return [index if at == dim else grid(index, at) for at in range(index.dim())]
 
 
 def grid(index: Tensor, dim: int) -> Tensor:

@@ -21,7 +21,7 @@ from weft.core import Layout
 from weft.ops.algorithm import Local
 from weft.ops.indexing.index_layouts import IndexLayout, held, index_layout
 from weft.ops.indexing.row_exchange import Units, from_front, out_of_bounds, outside
-from weft.ops.indexing.rows import grid, router
+from weft.ops.indexing.rows import bounds, named_along, router
 from weft.rules import Decision
 
 __all__ = ["Write", "adding_axes", "as_partial"]
@@ -123,16 +123,9 @@ class Write:
         """The dims that indices name globally."""
         return self.dims if self.along is None else (self.along,)
 
-    @property
-    def _lengths(self) -> list[int | None]:
-        return [self.x.shape[dim] if dim in self._cut else None for dim in self.dims]
-
     def _names(self, indices: Sequence[Tensor]) -> Sequence[Tensor]:
         """An index for each of the dims."""
-        if self.along is None:
-            return indices
-        (index,) = indices
-        return [index if dim == self.along else grid(index, dim) for dim in self.dims]
+        return indices if self.along is None else named_along(indices[0], self.along)
 
     def own(
         self, mesh: BoundMesh, x: Layout, lying: Layout, in_place: bool
@@ -141,7 +134,7 @@ class Write:
         assert mesh.here is not None
         units = Units(mesh, x, self.dims, self._cut)
         shape = lying.local_shape_at(mesh.here)
-        lengths, num = self._lengths, len(self.indices)
+        lengths, num = bounds(x, self.dims, self._cut), len(self.indices)
 
         def local(block: Tensor, *others: Tensor) -> Tensor:
             indices, values = self._names(others[:num]), others[num:]
@@ -192,9 +185,7 @@ class Write:
         """Values are sent to the ranks that hold their positions."""
         assert mesh.here is not None
         units = Units(mesh, x, self.dims, self._cut)
-        route = router(
-            mesh, self.op, x, self.dims, self._cut, places, self._lengths, self.wraps, once=False
-        )
+        route = router(mesh, self.op, x, self.dims, self._cut, places, self.wraps, once=False)
         mine = places.parted.local_shape_at(mesh.here)
         num = len(self.indices)
 
