@@ -208,16 +208,12 @@ def _apart(value: Tensor, view: Tensor) -> Tensor:
 
 def _as_slices(items: tuple[Any, ...], shape: torch.Size) -> tuple[slice, ...]:
     """The same block with every dim kept: integers as slices of length 1, no new dims."""
-    named = [item for item in items if item is not None]
-    count = sum(item is not Ellipsis for item in named)
     out: list[slice] = []
-    for item in named:
-        if item is Ellipsis:
-            out += [slice(None)] * (len(shape) - count)
-        elif isinstance(item, int):
+    for item in _spelled_out(items, len(shape)):
+        if isinstance(item, int):
             at = item % shape[len(out)]
             out.append(slice(at, at + 1))
-        else:
+        elif item is not None:
             out.append(item)
     return tuple(out)
 
@@ -232,46 +228,37 @@ def _set_at(tensor: Any, items: Sequence[Any], value: Tensor) -> None:
     if lead > 0:
         value = value.reshape(value.shape[lead:])
     check_values(value.shape, shape)
-    view = tensor
+    view, given = tensor, _spelled_out(items, tensor.dim())
     indices: list[Any] = []
-    of_result: list[bool] = []  # per dim that is left in the view: whether a tensor names it
-    for at, item in enumerate(items):
-        dim = len(indices)
-        if item is Ellipsis:
-            count = view.dim() - dim - sum(map(_num_dims, items[at + 1 :]))
-            indices += [None] * count
-            of_result += [False] * count
-        elif item is None:
+    for dim, item in enumerate(given):
+        if item is None:
             view = view.unsqueeze(dim)
-            indices.append(None)
-            of_result.append(False)
         elif isinstance(item, slice):
             view = view[(*(slice(None) for _ in range(dim)), item)]
-            indices.append(None)
-            of_result.append(False)
-        elif isinstance(item, Tensor):
-            indices.append(item)
-            of_result.append(True)
-        else:
-            indices.append(torch.tensor(int(item), device=tensor.device))
+        elif not isinstance(item, Tensor):
+            item = torch.tensor(int(item), device=tensor.device)
+        indices.append(item if isinstance(item, Tensor) else None)
     if value.dim():
-        num_kept = view.dim() - sum(index is not None for index in indices)
-        value = _in_order(value.expand(shape), indices, of_result, len(shape) - num_kept)
+        value = value.expand(shape)
+        _, before = named_dims([index for item, index in zip(given, indices)
+                                if item is None or isinstance(item, (slice, Tensor))])
+        _, after = named_dims(indices)
+        if before != after:  # new dims stand elsewhere when integers count as indices
+            new = range(len(shape) - view.dim() + sum(index is not None for index in indices))
+            value = value.movedim(
+                tuple([before + dim for dim in new]), tuple([after + dim for dim in new]))
     hooks.call(torch.ops.aten.index_put_.default, (view, indices, value), {})
 
 
-def _in_order(
-    value: Tensor, indices: Sequence[Any], of_result: Sequence[bool], num_new: int
-) -> Tensor:
-    """The value with the new dims where they stand when integers count as indices."""
-    _, before = named_dims([True if named else None for named in of_result])
-    _, after = named_dims(indices)
-    if before == after:
-        return value
-    new = range(num_new)
-    return value.movedim(
-        tuple([before + dim for dim in new]), tuple([after + dim for dim in new])
-    )
+def _spelled_out(items: Sequence[Any], ndim: int) -> list[Any]:
+    """The items, with slices of all in place of an ellipsis."""
+    out: list[Any] = []
+    for item in items:
+        if item is Ellipsis:
+            out += [slice(None)] * (ndim - sum(map(_num_dims, items)))
+        else:
+            out.append(item)
+    return out
 
 
 _NEITHER = "the index is neither a block nor a mask"
