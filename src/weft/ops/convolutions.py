@@ -46,26 +46,47 @@ def _pads(call: Call) -> list[tuple[int, int]]:
     return [(pad, pad) for pad in each_of(0 if padding == "valid" else padding, num, 0)]
 
 
+def _is_transposed(call: Call) -> bool:
+    return "transpose" in call.op or bool(call.get("transposed"))
+
+
 def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Positions in windows: of one dim with stride 2, "b k>0 2*y0+v0-1, n k v0!, [n] -> b n y0"."""
+    """Positions in windows: of one dim with stride 2, "b k>0 2*y0+v0-1, n k v0!, [n] -> b n y0".
+    Transposed, windows are read backwards: "b k>0 y0, k n v0!, [n] -> b n 2*y0+v0-1"."""
     x, weight, *_ = call.tensors
     num = len(weight.shape) - 2
     _check(call)
+    turned = _is_transposed(call)
     batch = "b " if len(x.shape) == num + 2 else ""
-    if "transpose" in call.op or call.get("transposed"):
-        return _transposed(call, batch, num)
-    strides = each_of(call.get("stride"), num, 1)
-    dilations = each_of(call.get("dilation"), num, 1)
-    before, taps = [], []
-    for at, (step, far, (pad, behind)) in enumerate(zip(strides, dilations, _pads(call))):
-        alone = weight.shape[2 + at] == step == 1 and pad == behind == 0
-        before.append(f"y{at}" if alone else f"{step}*y{at}+{far}*v{at}{-pad:+}")
+    windows, taps = [], []
+    for at, (kernel, step, far, pad, more) in enumerate(_steps(call, num)):
+        if turned and more >= max(step, far):  # its meta kernel takes it
+            raise RuntimeError("output padding must be smaller than either stride or dilation, but "
+                               f"got output_padding {more}, stride {step}, dilation {far}")
+        alone = kernel == step == 1 and pad == more == 0
+        windows.append(f"y{at}" if alone else f"{step}*y{at}+{far}*v{at}{-pad:+}")
         taps.append("1" if alone else f"v{at}!")
-    after = " ".join([f"y{at}" for at in range(num)])
-    given, rows = " ".join(before), " ".join(taps)
+    places = [" ".join(windows), " ".join([f"y{at}" for at in range(num)])]
+    given, made = reversed(places) if turned else places
+    rows = " ".join(taps)
     if call.get("groups", 1) > 1:
-        return f"{batch}(g k!) {given}, (g n!) k {rows}, [(g n)] -> {batch}(g n) {after}"
-    return f"{batch}k>0 {given}, n k {rows}, [n] -> {batch}n {after}"
+        weights = "(g k) n!" if turned else "(g n!) k"
+        return f"{batch}(g k!) {given}, {weights} {rows}, [(g n)] -> {batch}(g n) {made}"
+    weights = "k n" if turned else "n k"
+    return f"{batch}k>0 {given}, {weights} {rows}, [n] -> {batch}n {made}"
+
+
+def _steps(call: Call, num: int) -> list[tuple[int, int, int, int, int]]:
+    """Per dim of positions: kernel, stride, dilation, and the zeros in front and behind; of a
+    transposed convolution padding and output padding."""
+    strides, dilations = [each_of(call.get(name), num, 1) for name in ("stride", "dilation")]
+    if _is_transposed(call):
+        pads = zip(*[each_of(call.get(name), num, 0) for name in ("padding", "output_padding")])
+    else:
+        pads = _pads(call)
+    kernel = call.tensors[1].shape[2:]
+    return [(taps, step, far, pad, more)
+            for taps, step, far, (pad, more) in zip(kernel, strides, dilations, pads)]
 
 
 def _check(call: Call) -> None:
@@ -78,7 +99,7 @@ def _check(call: Call) -> None:
         raise RuntimeError(
             f"Expected {len(weight)}-dimensional input for {len(weight)}-dimensional weight "
             f"{list(weight)}, but got {len(x)}-dimensional input of size {list(x)} instead")
-    turned = "transpose" in call.op or bool(call.get("transposed"))
+    turned = _is_transposed(call)
     rows = weight[1] * call.get("groups", 1) if turned else weight[0]
     channels = x[1 - len(weight)]
     if turned and channels != weight[0]:
@@ -103,41 +124,16 @@ _LEAST = (
 )
 
 
-def _transposed(call: Call, batch: str, num: int) -> str:
-    """Windows read backwards: of one dim, "b k>0 y0, k n v0!, [n] -> b n 2*y0+v0-1"."""
-    given, after, taps = [], [], []
-    for at, (kernel, step, far, pad, more) in enumerate(_backwards(call, num)):
-        if more >= max(step, far):  # its meta kernel takes it
-            raise RuntimeError("output padding must be smaller than either stride or dilation, but "
-                               f"got output_padding {more}, stride {step}, dilation {far}")
-        alone = kernel == step == 1 and pad == more == 0
-        given.append(f"y{at}")
-        after.append(f"y{at}" if alone else f"{step}*y{at}+{far}*v{at}{-pad:+}")
-        taps.append("1" if alone else f"v{at}!")
-    before, made, rows = map(" ".join, (given, after, taps))
-    if call.get("groups", 1) > 1:
-        return f"{batch}(g k!) {before}, (g k) n! {rows}, [(g n)] -> {batch}(g n) {made}"
-    return f"{batch}k>0 {before}, k n {rows}, [n] -> {batch}n {made}"
-
-
-def _backwards(call: Call, num: int) -> list[tuple[int, int, int, int, int]]:
-    """Per dim of positions: kernel, stride, dilation, padding and output padding."""
-    named = [each_of(call.get(name), num, default) for name, default in (
-        ("stride", 1), ("dilation", 1), ("padding", 0), ("output_padding", 0))]
-    return list(zip(call.tensors[1].shape[2:], *named))
-
-
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The convolution without padding along dims of which boxes were fetched."""
     x, weight, bias = *boxed.args[:2], boxed.arg(call, "bias")
     num = len(weight.shape) - 2
     operands = (x, weight) if bias is None else (x, weight, bias)
-    if "transpose" in call.op or call.get("transposed"):
+    if _is_transposed(call):
         return _on_box_backwards(call, boxed, num), operands, {}
-    stride, dilation = [
-        list(each_of(call.get(name), num, 1)) for name in ("stride", "dilation")]
+    _, stride, dilation, before, behind = map(list, zip(*_steps(call, num)))
     fetched = {at.dim - len(x.shape) + num for at in boxed.dims if at.box is not None}
-    pads = [(0, 0) if at in fetched else pad for at, pad in enumerate(_pads(call))]
+    pads = [(0, 0) if at in fetched else pad for at, pad in enumerate(zip(before, behind))]
     function = getattr(torch, f"conv{num}d")
     groups = boxed.arg(call, "groups", 1)
     if any(pad != behind for pad, behind in pads):
@@ -154,7 +150,7 @@ def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tenso
     """The transposed convolution of boxes: cropped to the rank's places, or padded where nothing is
     added to them; then the bias."""
     function, groups = getattr(torch, f"conv_transpose{num}d"), boxed.arg(call, "groups", 1)
-    _, stride, dilation, padding, more = map(list, zip(*_backwards(call, num)))
+    _, stride, dilation, padding, more = map(list, zip(*_steps(call, num)))
     widths = [0] * (2 * num)
     for dim in boxed.dims:
         if dim.box is None:
@@ -182,19 +178,17 @@ def _far(
 ) -> Composite | None:
     """Where the taps of a window lie further apart than a shard is long: most of a box that has
     them all would be read by nobody. The result then has no more channels than the input."""
-    if "transpose" in call.op or call.get("transposed"):
+    if _is_transposed(call):
         return None
-    x, (made, _, *kernel) = layouts[0], call.tensors[1].shape
-    num = len(kernel)
+    x, (made, _, *positions) = layouts[0], call.tensors[1].shape
+    num = len(positions)
     if made > x.shape[-num - 1]:
         return None
-    strides, dilation = [each_of(call.get(name), num, 1) for name in ("stride", "dilation")]
-    for at, far in enumerate(dilation):
+    for at, (kernel, step, far, *pads) in enumerate(_steps(call, num)):
         dim = x.ndim - num + at
-        is_far = x.dims[dim] and kernel[at] > 1 and far > max(1, *x.sizes_of(dim))
-        if is_far and strides[at] == 1:
+        if x.dims[dim] and kernel > 1 and far > max(1, *x.sizes_of(dim)) and step == 1:
             _check(call)
-            taps = _taps(kernel[at], far, x.shape[dim], _pads(call)[at])
+            taps = _taps(kernel, far, x.shape[dim], pads)
             return Composite(partial(_by_taps, call, at, taps), each_call=True) if taps else None
     return None
 
@@ -202,7 +196,7 @@ def _far(
 Tap = tuple[int, tuple[int, int], tuple[int, int]]
 
 
-def _taps(num: int, far: int, length: int, pads: tuple[int, int]) -> list[Tap]:
+def _taps(num: int, far: int, length: int, pads: Sequence[int]) -> list[Tap]:
     """Of the taps that read more than padding: the number, the places that it reads, and how many
     places of the result it adds nothing to, before and behind."""
     places, found = length + sum(pads) - far * (num - 1), []
@@ -222,8 +216,8 @@ def _by_taps(
     lies, and what it adds to the result moves."""
     num = weight.dim() - 2
     dim, groups = x.dim() - num + at, call.get("groups", 1)
-    strides, dilation = [each_of(call.get(name), num, 1) for name in ("stride", "dilation")]
-    pads = [pad if one != at else (0, 0) for one, pad in enumerate(_pads(call))]
+    _kernel, strides, dilation, before, behind = map(list, zip(*_steps(call, num)))
+    pads = [pad if one != at else (0, 0) for one, pad in enumerate(zip(before, behind))]
     even = [min(pad) for pad in pads]
     widths = [width - even[one] for one in reversed(range(num)) for width in pads[one]]
     x = F.pad(x, widths) if any(widths) else x

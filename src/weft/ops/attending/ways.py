@@ -91,9 +91,9 @@ class Attention:
         own, blocks = [stretches(one.box_at(mesh.here)[-2], order) for one in (query, key)], None
         if both:
             there = mesh.along(both, mesh.here)  # in the order of the mesh
-            blocks = Blocks(mesh.comm(both), *[
-                [stretches(one.box_at(at)[-2], order) for at in there] for one in (query, key)
-            ], is_causal)
+            queries, keys = ([stretches(one.box_at(at)[-2], order) for at in there]
+                             for one in (query, key))
+            blocks = Blocks(mesh.comm(both), queries, keys, is_causal)
         self.keys = Keys(
             own[0], own[1], blocks, mesh.comm(rest) if rest else None, self._gathered, order)
         self.heads = ByHeads.of(mesh, layouts) if both and not rest else None
