@@ -18,17 +18,14 @@ from weft.rules import op, page
 __all__ = ["PAGE"]
 
 
-def _increasing(x: Tensor, num: int) -> Tensor:
-    lines = x.unsqueeze(-1).expand(*x.shape, max(num - 1, 0)).cumprod(-1)
-    return torch.cat([lines.new_ones(*x.shape, min(num, 1)), lines], -1)
-
-
 def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:
     """Products along a new dim: every element has its own line of powers."""
     num = x.shape[-1] if N is None and x.dim() else N
     if x.dim() != 1 or num is None or num < 0:
         return NotImplemented
-    powers = _increasing(x if num > 1 else x.detach(), num)
+    x = x if num > 1 else x.detach()
+    lines = x.unsqueeze(-1).expand(-1, max(num - 1, 0)).cumprod(-1)
+    powers = torch.cat([lines.new_ones(x.shape[0], min(num, 1)), lines], -1)
     return powers if increasing else powers.flip(1)
 
 

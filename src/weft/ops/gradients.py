@@ -119,10 +119,6 @@ def _max_pool(
     return planes.reshape(x.shape)
 
 
-def _cdist(x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
-    return torch.cdist(x, y, p)
-
-
 def _grid_sampler(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool,
     output_mask: Sequence[bool],
@@ -193,7 +189,8 @@ PAGE = page(
     op("diagonal_backward", compose=_diagonal),
     op("_adaptive_avg_pool2d_backward", compose=_adaptive_pool, each_call=True),
     op("grid_sampler_2d_backward", compose=_grid_sampler, each_call=True),
-    op("_cdist_backward", compose=_of_input(_cdist), each_call=True),
+    op("_cdist_backward", compose=_of_input(lambda x, y, p, distances: torch.cdist(x, y, p)),
+       each_call=True),
     op("native_layer_norm_backward", compose=_layer_norm, each_call=True),
     op("native_batch_norm_backward", compose=_batch_norm, each_call=True),
 )

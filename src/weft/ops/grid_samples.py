@@ -42,13 +42,14 @@ def _at_shards(
         return None
     x, grid, result = _placed(x, grid, call.results[0].shape)
 
-    mode, padding, aligned = call.args[2:5]
+    options = call.args[2:5]
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor, Tensor], Tensor]:
         if all(x.num_shards(dim) == 1 for dim in dims):
-            return lambda image, grid: torch.grid_sampler(image, grid, mode, padding, aligned)
-        exchange = BoxExchange(mesh, x, dims)
-        return partial(_sampled, exchange, dims, tuple(x.shape[2:]), mode, padding, aligned)
+            return lambda image, grid: torch.grid_sampler(image, grid, *options)
+        seen = [_Dim(x.ndim - 1 - dim, x.shape[dim], dim not in dims, *options)
+                for dim in range(2, x.ndim)]
+        return partial(_sampled, BoxExchange(mesh, x, dims), dims, seen)
 
     axes = tuple(sorted(axis for dim in dims for axis in x.dims[dim]))
     return Local(Decision((x, grid), (result,)), bind, communicates=axes)
@@ -163,9 +164,12 @@ class _Dim:
 
     def shown(self, reads: Interval) -> Tensor:
         """The places that stand at these: the same, or others where they are beyond the ends."""
-        if self.turns:
-            return _shown(reads, self.length, self.padding, self.aligned)
-        return torch.arange(*reads)
+        places = torch.arange(*reads)
+        if not self.turns:
+            return places
+        if self.padding == _BORDER:
+            return places.clamp(0, self.length - 1)
+        return _reflected(places.double(), self.length, self.aligned)[0].long()
 
     def scale(self, size: int, aligned: bool) -> float:
         """How far a point moves in a box of so many places, as a multiple of how far it moves in
@@ -175,13 +179,8 @@ class _Dim:
 
 
 def _sampled(
-    exchange: BoxExchange, dims: Sequence[int], lengths: tuple[int, ...], mode: int, padding: int,
-    aligned: bool, x: Tensor, grid: Tensor,
+    exchange: BoxExchange, dims: Sequence[int], seen: Sequence[_Dim], x: Tensor, grid: Tensor
 ) -> Tensor:
-    seen = [
-        _Dim(len(lengths) - 1 - at, length, at + 2 not in dims, mode, padding, aligned)
-        for at, length in enumerate(lengths)
-    ]
     reads = [dim.reads(grid.detach()) for dim in seen]
     shown = [dim.shown(each) for dim, each in zip(seen, reads)]
     box = [(int(places.min()), int(places.max()) + 1) for places in shown]
@@ -192,10 +191,11 @@ def _sampled(
             image = image.index_select(at + 2, (places - start).to(x.device))
     image = widened(image)
     # Aligned, the ends of the box are exact: points beyond the image are put there.
-    aligned = (aligned or seen[0].bends) and min(image.shape[2:]) > 1
+    aligned = (seen[0].aligned or seen[0].bends) and min(image.shape[2:]) > 1
     inside = _in_box(grid, seen, reads, aligned, image.dtype)
-    kernel = torch.ops.aten.grid_sampler_3d if len(lengths) == 3 else torch.ops.aten.grid_sampler_2d
-    return kernel(image, inside, mode, _ZEROS, aligned).to(x.dtype)
+    # Not torch's function, which may take cuDNN's kernel: that rounds otherwise.
+    kernel = torch.ops.aten.grid_sampler_3d if len(seen) == 3 else torch.ops.aten.grid_sampler_2d
+    return kernel(image, inside, seen[0].mode, _ZEROS, aligned).to(x.dtype)
 
 
 def _pieces(*grids: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -275,14 +275,6 @@ def _ends(base: Tensor) -> Interval | None:
     if math.isfinite(low) and math.isfinite(high):
         return int(low), int(high)
     return _ends(base[base.isfinite()])
-
-
-def _shown(reads: Interval, length: int, padding: int, aligned: bool) -> Tensor:
-    """The places that stand at these, inside of the image or beyond its ends."""
-    places = torch.arange(*reads)
-    if padding == _BORDER:
-        return places.clamp(0, length - 1)
-    return _reflected(places.double(), length, aligned)[0].long()
 
 
 def _inside(
