@@ -29,12 +29,8 @@ def _late_grid(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local:
     """A sharded batch stays. Positions are made where they are used."""
-    theta = layouts[0].without_partial()
-    theta = theta.replace(dims=(theta.dims[0], (), ()), cuts=(theta.cuts[0], None, None))
-    shape = call.results[0].shape
-    rest = len(shape) - 1
-    result = Layout.make(
-        theta.mesh, shape, (theta.dims[0], *[()] * rest), (theta.cuts[0], *[None] * rest))
+    theta, shape = layouts[0].without_partial().gathered((1, 2)), call.results[0].shape
+    result = theta.take([0]).insert(1, Layout.replicated(theta.mesh, shape[1:]))
     lengths, aligned = tuple(shape[1:-1]), bool(call.args[2])
 
     def bind(mesh: BoundMesh) -> Callable[..., Tensor]:

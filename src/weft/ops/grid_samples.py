@@ -20,6 +20,7 @@ from weft.comm import BoundMesh
 from weft.core import Interval, Layout
 from weft.ops.algorithm import Local
 from weft.ops.indexing.boxes import BoxExchange
+from weft.ops.indexing.index_layouts import held
 from weft.ops.precision import widened
 from weft.ops.taps import num_pieces
 from weft.rules import Call, Decision, op, page, rule
@@ -61,28 +62,20 @@ def _placed(
     """The layouts of image, grid and result: axes stay where the image has them in the batch and
     the channels, then where the grid has them. What else shards the image's positions shards the
     result's, dim by dim."""
-    x = x.without_partial()
-    taken = {axis for axes in x.dims for axis in axes}
-    batch, cuts = x.dims[0], x.cuts[0]
-    if not batch:
-        batch = tuple([axis for axis in grid.dims[0] if axis not in taken])
-        cuts = grid.cuts[0] if batch == grid.dims[0] else None
+    x, every = x.without_partial(), {*range(x.mesh.ndim)}
+    others = {axis for axes in x.dims[1:] for axis in axes}
+    (batch,), (cuts,) = held(x.shape[:1], [x.take([0]), grid.take([0])], every - others)
     used = {*batch, *x.dims[1]}
-    dims, all_cuts = [batch], [cuts]
-    for at in range(1, grid.ndim - 1):
-        axes = tuple([axis for axis in grid.dims[at] if axis not in used])
-        used |= {*axes}
-        dims.append(axes)
-        all_cuts.append(grid.cuts[at] if axes == grid.dims[at] else None)
+    dims, all_cuts = held(shape[2:], [grid.take(range(1, grid.ndim - 1))], every - used)
+    used.update(*dims)
     for at in range(2, x.ndim):
         for axis in x.dims[at]:
             if axis not in used:
-                to = _roomiest(x, shape[2:], dims[1:], at - 2, axis) + 1
+                to = _roomiest(x, shape[2:], dims, at - 2, axis)
                 dims[to], all_cuts[to] = (*dims[to], axis), None
-    x = Layout.make(x.mesh, x.shape, (batch, *x.dims[1:]), (cuts, *x.cuts[1:]))
-    grid = Layout.make(x.mesh, grid.shape, (*dims, ()), (*all_cuts, None))
-    result = Layout.make(
-        x.mesh, shape, (batch, x.dims[1], *dims[1:]), (cuts, x.cuts[1], *all_cuts[1:]))
+    x = x.replace(dims=(batch, *x.dims[1:]), cuts=(cuts, *x.cuts[1:]))
+    grid = Layout.make(x.mesh, grid.shape, (batch, *dims, ()), (cuts, *all_cuts, None))
+    result = Layout.make(x.mesh, shape, (batch, x.dims[1], *dims), (cuts, x.cuts[1], *all_cuts))
     return x, grid, result
 
 

@@ -83,8 +83,7 @@ def long_line(
 
     def line(first: int, second: int) -> Layout:
         """The line, cut between the rows of such a matrix."""
-        made = Layout.make(layout.mesh, (first * second,), [axes], [cut(first, second)])
-        return rest.insert(dim, made)
+        return layout.recut(dim, first * second, cut(first, second))
 
     def transformed(x: Tensor, at: int) -> Tensor:
         return _fft(x, [at], norm, forward) if x.numel() else x * 1

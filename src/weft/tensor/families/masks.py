@@ -106,13 +106,8 @@ def _aligned(
         others = {axis for axis in range(mesh.ndim) if of_x.on(axis) is not None}
         axes = tuple(a for each in of_mask.dims for a in each if a not in others)
         cuts = of_mask.cuts[0] if axes == of_mask.dims[0] else None
-    target = of_x.replace(
-        dims=[axes if dim == first else () if dim in over else of_x.dims[dim]
-              for dim in range(x.dim())],
-        cuts=[cuts if dim == first else None if dim in over else of_x.cuts[dim]
-              for dim in range(x.dim())],
-    )
-    alike = target.take(over).without_partial()
+    alike = _by_first(of_x, mask.shape, axes, cuts)
+    target = of_x.take([dim for dim in range(x.dim()) if dim not in over]).insert(first, alike)
     if x is mask:
         block = _moved(name, mesh, x, target)
         return _Aligned(mesh, block, block, target, axes, first)
@@ -121,6 +116,14 @@ def _aligned(
     else:
         (block,), mine = entered(name, mesh, (x,), (target,), _WHY), _moved(name, mesh, mask, alike)
     return _Aligned(mesh, block, mine, target, axes, first)
+
+
+def _by_first(
+    x: Layout, shape: Sequence[int], axes: tuple[int, ...], cuts: tuple[int, ...] | None
+) -> Layout:
+    """Of a mask on the mesh of x: sharded in its first dim alone."""
+    rest = len(shape) - 1
+    return Layout.make(x.mesh, shape, [axes, *[()] * rest], [cuts, *[None] * rest])
 
 
 def _joined(x: Tensor, mask: Tensor, first: int) -> int:
@@ -208,10 +211,7 @@ def _beside(mask: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
         own.is_replicated or mesh.here is None
     ):
         return mask
-    lies = Layout.make(
-        of_x.mesh, shape, [axes, *[()] * (len(shape) - 1)],
-        [of_x.cuts[0] if axes == of_x.dims[0] else None, *[None] * (len(shape) - 1)],
-    )
+    lies = _by_first(of_x, shape, axes, of_x.cuts[0] if axes == of_x.dims[0] else None)
     to = lies.fitted(own.shape)
     (local,) = entered("masked_select", mesh, (mask,), (to,), _WHY)
     return local_to_sharded(local, mesh, to)
