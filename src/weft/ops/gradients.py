@@ -155,6 +155,13 @@ def _slice(
     return F.pad(grad, [0, 0] * (len(sizes) - 1 - dim) + [first, behind])
 
 
+def _select(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    """A pad with zeros around one row, which may stay partial."""
+    dim = dim % len(sizes)
+    at = index % sizes[dim]
+    return _slice(grad.unsqueeze(dim), sizes, dim, at, at + 1, 1)
+
+
 def _diagonal(
     grad: Tensor, sizes: Sequence[int], offset: int, dim1: int, dim2: int
 ) -> Tensor:
@@ -186,6 +193,7 @@ PAGE = page(
       for name, pad in _PADS.items()],
     op("max_pool2d_with_indices_backward", compose=_max_pool, each_call=True),
     op("slice_backward", compose=_slice),
+    op("select_backward", compose=_select),
     op("diagonal_backward", compose=_diagonal),
     op("_adaptive_avg_pool2d_backward", compose=_adaptive_pool, each_call=True),
     op("grid_sampler_2d_backward", compose=_grid_sampler, each_call=True),
