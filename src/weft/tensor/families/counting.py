@@ -39,8 +39,8 @@ def _unique(
     return_counts: bool = False, dim: int | None = None,
 ) -> Any:
     """The distinct elements, in ragged parts where the tensor is sharded."""
-    options = {"return_inverse": return_inverse, "return_counts": return_counts}
-    return _distinct(torch.unique, distinct, input, {"sorted": sorted, **options}, dim, False)
+    return _distinct(torch.unique, distinct, input, dim, return_inverse, return_counts,
+                     sorted=sorted)
 
 
 def _unique_consecutive(
@@ -48,42 +48,40 @@ def _unique_consecutive(
     dim: int | None = None,
 ) -> Any:
     """The first of equal neighbours, in ragged parts where the tensor is sharded."""
-    options = {"return_inverse": return_inverse, "return_counts": return_counts}
-    return _distinct(torch.unique_consecutive, consecutive, input, options, dim, True)
+    return _distinct(
+        torch.unique_consecutive, consecutive, input, dim, return_inverse, return_counts)
 
 
 def _distinct(
-    func: Any, find: Callable[..., Distinct], x: ShardTensor,
-    options: dict[str, bool], dim: int | None, in_order: bool,
+    func: Any, find: Callable[..., Distinct], x: ShardTensor, dim: int | None, inverse: bool,
+    counts: bool, **more: bool,
 ) -> Any:
     mesh, layout = x._meta.mesh, x.sharding.without_partial()
     if dim is not None and x.dim():
         torch.empty(x.shape, device="meta").size(dim)  # torch's error of a dim that there is not
-    name, options_of_all = func.__name__, {**options, "dim": dim}
+    name, in_order = func.__name__, find is consecutive
+    options = {"return_inverse": inverse, "return_counts": counts, "dim": dim, **more}
     if mesh.here is None:
-        return runner(mesh, "the length of its result depends on the data")(
-            func, (x,), options_of_all
-        )
+        return runner(mesh, "the length of its result depends on the data")(func, (x,), options)
     if not any(layout.dims):
         (whole,) = entered(name, mesh, (x,), (layout,), _REDUCED)
-        out = func(whole, **options_of_all)
+        out = func(whole, **options)
         return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
     over = None if dim is None or x.dim() < 2 else dim % x.dim()
     if (over is not None and 0 in layout.shape) or not can_key(str(x.dtype)[6:]):
-        return runner(mesh, _COMPARED)(func, (x,), options_of_all)
+        return runner(mesh, _COMPARED)(func, (x,), options)
     if over is not None or in_order:  # rows, or the order of all, along one dim
         layout = _along(layout, over or 0)
     modes.check_summaries(name, (layout,), layout.sharded_axes)
     local = to_order(entered(name, mesh, (x.detach(),), (layout,), _REDUCED)[0])
     with traffic.label(name, "what is distinct among all blocks"):
         group = BlockGroup(Shards(mesh, layout, range(layout.ndim)))
-        asked = options["return_inverse"], options["return_counts"]
         if over is None:
-            found = find(group, local.flatten(), *asked)
+            found = find(group, local.flatten(), inverse, counts)
         elif not in_order and x.is_floating_point() and any(group.tell(bool(local.isnan().any()))):
-            return runner(mesh, "NaN has no place in the order of rows")(func, (x,), options_of_all)
+            return runner(mesh, "NaN has no place in the order of rows")(func, (x,), options)
         else:
-            found = _of_rows(find, group, local, over, *asked)
+            found = _of_rows(find, group, local, over, inverse, counts)
     lead = range(layout.ndim) if over is None else (over,)
     axes = tuple(axis for at in lead for axis in layout.dims[at])
     cuts = cuts_from_sizes(found.sizes)
@@ -95,11 +93,11 @@ def _distinct(
         values = _underivable(values, x._local, name)
     strides = None if over is None else _in_front(lies.shape, over)
     out = [local_to_sharded(values, mesh, lies, strides)]
-    if options["return_inverse"] and found.inverse is not None:
+    if inverse and found.inverse is not None:
         places = found.inverse if over is not None else found.inverse.view(local.shape)
         of_places = layout if over is None else layout.take((over,))
         out.append(local_to_sharded(places, mesh, of_places))
-    if options["return_counts"] and found.counts is not None:
+    if counts and found.counts is not None:
         out.append(local_to_sharded(found.counts, mesh, ragged))
     return out[0] if len(out) == 1 else tuple(out)
 
