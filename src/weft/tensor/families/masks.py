@@ -294,18 +294,17 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
         value = value.reshape(value.shape[lead:])
     place = value.dim() - 1 - behind
     spread = mask.reshape(*mask.shape, *(1,) * behind)
+    if value.numel() == 1:
+        x.masked_fill_(spread, value.reshape(()))
+        return
+    if x.dtype is not value.dtype:
+        raise RuntimeError("Index put requires the source and destination dtypes match, got "
+                           f"{x.dtype} for the destination and {value.dtype} for the source.")
     if place < 0 or value.shape[place] == 1:  # the same for every element that is selected
-        if not value.dim() or value.numel() == 1:
-            x.masked_fill_(spread, value.reshape(()))
-            return
-        _check_dtype(x, value)
         if place >= 0:
-            value = value.reshape(
-                *value.shape[:place], *(1,) * num, *value.shape[place + 1 :]
-            )
+            value = value.reshape(*value.shape[:place], *(1,) * num, *value.shape[place + 1 :])
         x.copy_(torch.where(spread, value, x))
         return
-    _check_dtype(x, value)
     both = _aligned("__setitem__", x, mask, first, reduced=True)
     result = both.selected(both.cuts("__setitem__"))
     check_values(value.shape, result.shape)
@@ -314,12 +313,6 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     where = [*(None for _ in range(first)), both.mask]
     out = torch.ops.aten.index_put(both.block, where, mine)
     x.copy_(local_to_sharded(out, both.mesh, both.layout).reshape(x.shape))
-
-
-def _check_dtype(x: Tensor, value: Tensor) -> None:
-    if x.dtype is not value.dtype:
-        raise RuntimeError("Index put requires the source and destination dtypes match, got "
-                           f"{x.dtype} for the destination and {value.dtype} for the source.")
 
 
 PAGE = page(
