@@ -99,15 +99,13 @@ def _starts(
 def _greatest(x: Tensor, starts: Sequence[Tensor], kernel: Sequence[int]) -> Tensor:
     """Of each window the tap with its greatest element, of equal ones the first, of several NaN
     the last one."""
-    best: Tensor | None = None
-    which: Any = None
-    for tap, seen in enumerate(_taps(x, starts, kernel)):
-        if best is None:
-            best, which = seen, torch.zeros_like(seen, dtype=torch.int32)
-        else:
-            better = (seen > best).logical_or_(seen.isnan())
-            best = torch.where(better, seen, best)
-            which.masked_fill_(better, tap)
+    taps = _taps(x, starts, kernel)
+    best = next(taps)
+    which = torch.zeros_like(best, dtype=torch.int32)
+    for tap, seen in enumerate(taps, 1):
+        better = (seen > best).logical_or_(seen.isnan())
+        best = torch.where(better, seen, best)
+        which.masked_fill_(better, tap)
     return which
 
 

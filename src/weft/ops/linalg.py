@@ -36,16 +36,13 @@ def _solve(call: Call, wants_grad: Any) -> str | None:
 _SOLVE = _by_side("...>0 i i, ... i! n>0 -> ... i! n", "...>0 i i, ... n>0 i! -> ... n i!")
 
 
-def _solve_ex(call: Call, wants_grad: Any) -> str | None:
+def _solve_ex(more: str) -> Callable[[Call, Any], str | None]:
     """The other results describe A for all columns, so the columns are whole."""
-    found = _solve(call, wants_grad)
-    return None if found is None else f"{found.replace('n>0', 'n!')}, ..."
+    def text(call: Call, wants_grad: Any) -> str | None:
+        found = _solve(call, wants_grad)
+        return None if found is None else f"{found.replace('n>0', 'n!')}, {more}"
 
-
-def _solve_ex_lu(call: Call, wants_grad: Any) -> str | None:
-    """What torch's gradients and torch.func call: the factors come along."""
-    found = _solve(call, wants_grad)
-    return None if found is None else f"{found.replace('n>0', 'n!')}, ... i i, ... i!, ..."
+    return text
 
 
 def _factors(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -94,8 +91,9 @@ PAGE = page(
                          "...>0 m! n!, ... k! -> none!, none!, none!")),
     op("linalg_householder_product", rule("...>0 m! n!, ... k! -> ... m! n!")),
     op("linalg_solve", rule(_solve, linear=[1])),
-    op("linalg_solve_ex", rule(_solve_ex)),
-    op("_linalg_solve_ex", rule(_solve_ex_lu)),
+    op("linalg_solve_ex", rule(_solve_ex("..."))),
+    # What torch's gradients and torch.func call: the factors come along.
+    op("_linalg_solve_ex", rule(_solve_ex("... i i, ... i!, ..."))),
     op("_linalg_check_errors", compose=_check_errors, each_call=True),
     op("linalg_solve_triangular", rule(_SOLVE, linear=[1])),
     op("triangular_solve", rule("...>0 m! n!, ... i i -> ... m! n!, ... i i")),
