@@ -153,9 +153,7 @@ def _without_masks(items: Sequence[Any]) -> list[Any] | None:
     out: list[Any] = []
     for item in items:
         if _is_mask(item) and item.dim():
-            out += masks.nonzero(item, as_tuple=True) if type(item) is ShardTensor else (
-                item.nonzero(as_tuple=True)
-            )
+            out += item.nonzero(as_tuple=True)
         elif isinstance(item, bool) or _is_mask(item):
             return None
         else:

@@ -35,7 +35,7 @@ from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of
 from weft.transport import Shards, traffic
 
-__all__ = ["PAGE", "nonzero", "put", "select"]
+__all__ = ["PAGE", "put", "select"]
 
 _WHY = "a mask is sharded in its first dim alone, as the tensor is"
 
