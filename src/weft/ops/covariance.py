@@ -48,17 +48,13 @@ def _sum(weights: Tensor) -> Tensor:
 
 def _is_usual(x: Tensor, fweights: Tensor | None, aweights: Tensor | None) -> bool:
     """Whether there are elements to add, and torch refuses none of the arguments."""
-    weights = [one for one in (fweights, aweights) if one is not None]
     return (
         0 < x.dim() <= 2 and 0 not in x.shape and x.dtype is not torch.bool
-        and all(one.shape == x.shape[-1:] for one in weights)
-        and (fweights is None or _is_integral(fweights))
+        and all(one is None or one.shape == x.shape[-1:] for one in (fweights, aweights))
+        and (fweights is None or not (
+            fweights.is_floating_point() or fweights.is_complex() or fweights.dtype is torch.bool))
         and (aweights is None or aweights.is_floating_point())
     )
-
-
-def _is_integral(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
 
 
 def _corrcoef(input: Tensor) -> Tensor:
