@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from weft.core import Layout, default_cuts
+from weft.core import Layout
 from weft.core.dtypes import itemsize
 from weft.propagate.choose import (
     NEEDS_COST,
@@ -21,7 +21,7 @@ from weft.propagate.choose import (
     zero_cost_choice,
 )
 from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled, spread_sole_shard
-from weft.propagate.local import Cut, local_call, window_of, windowed_cuts
+from weft.propagate.local import Cut, in_full, local_call, window_of, windowed_cuts
 from weft.rules import Call, Decision, Rule, TensorArg
 
 __all__ = ["can_be_sharded", "decide"]
@@ -282,16 +282,16 @@ def _come_to(
         axes: tuple[int, ...] = ()
         cuts: Cuts = None
         if factors and factors[0] in cut:
-            axes, units = cut[factors[0]]
+            axes, units = mine = cut[factors[0]]
             offsets = rule.offsets.get(factors[0])
             if offsets is not None:
                 start, size = offsets[index], layout.shape[dim]
                 assert units is not None
                 cuts = tuple([min(max(unit - start, 0), size) for unit in units])
             elif (window := window_of(rule, index, factors[0])) is not None:
-                cuts = windowed_cuts(rule, layout, dim, factors[0], window, axes, units)
+                cuts = windowed_cuts(rule, layout, dim, factors[0], window, mine)
             else:
-                cuts = scaled(rule, layout, factors, axes, units)
+                cuts = scaled(rule, layout, factors, mine)
         if same and (axes != layout.dims[dim] or (
             axes and cuts != layout.cuts[dim] and (cuts or default_of(layout, dim))
             != layout.cuts_of(dim)
@@ -320,13 +320,14 @@ def _results(
             continue
         axes_of: list[tuple[int, ...]] = []
         cuts_of: list[Cuts] = []
-        for factors in dims:
-            axes, units = cut.get(factors[0], ((), None)) if factors else ((), None)
-            axes_of.append(axes)
-            cuts_of.append(scaled(rule, like, factors, axes, units) if axes else None)
-            if axes and (spread := rule.spreads.get((index, factors[0]))) is not None:
-                sizes = [frame.sizes[axis] for axis in axes]
-                units = units or default_cuts(rule.sizes[factors[0]], sizes)
-                cuts_of[-1] = spread.cuts(units, result.shape[len(axes_of) - 1])
+        for factors, length in zip(dims, result.shape):
+            mine: Cut = cut.get(factors[0], ((), None)) if factors else ((), None)
+            axes_of.append(mine[0])
+            if not mine[0]:
+                cuts_of.append(None)
+            elif (spread := rule.spreads.get((index, factors[0]))) is not None:
+                cuts_of.append(spread.cuts(in_full(rule, like, factors[0], mine), length))
+            else:
+                cuts_of.append(scaled(rule, like, factors, mine))
         made.append(Layout.make(like.mesh, result.shape, axes_of, cuts_of, partial))
     return tuple(made)

@@ -9,7 +9,7 @@ from typing import Any
 from weft.core import Cover, Interval, Layout, default_cuts
 from weft.rules import AnyWindow, Boxed, BoxedDim, Call, Idle, LocalArgs, Rule, Window, is_ring
 
-__all__ = ["Cut", "local_call", "window_of", "windowed_cuts"]
+__all__ = ["Cut", "in_full", "local_call", "window_of", "windowed_cuts"]
 
 Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
 """The axes that shard a factor, and its cuts in units of it; None means the default."""
@@ -89,7 +89,7 @@ def _folding(
     for dim, factors in enumerate(named):
         window = rule.spreads.get((0, factors[0])) if factors else None
         if window is not None and layout.num_shards(dim) > 1:
-            units = _units(rule, layout, factors[0], cut)
+            units = in_full(rule, layout, factors[0], cut[factors[0]])
             reads[dim] = window.reads(units, layout.cuts_of(dim))
     if not any(reads) and not layout.has_empty_shards:
         return {"args": args}
@@ -116,7 +116,7 @@ def _reads(
     """What each shard of a sharded dim reads of it; None where it is no matter of windows."""
     window = window_of(rule, index, factor)
     if window is not None:
-        return window.reads(_units(rule, layout, factor, cut), layout.cuts_of(dim))
+        return window.reads(in_full(rule, layout, factor, cut[factor]), layout.cuts_of(dim))
     spread = _spread(rule, factor)
     if spread is None:
         return None
@@ -137,8 +137,9 @@ def _spread(rule: Rule, factor: str) -> tuple[Window, int, int] | None:
     return None
 
 
-def _units(rule: Rule, layout: Layout, factor: str, cut: Mapping[str, Cut]) -> tuple[int, ...]:
-    axes, units = cut[factor]
+def in_full(rule: Rule, layout: Layout, factor: str, cut: Cut) -> tuple[int, ...]:
+    """The cuts of a factor on the mesh of a layout, also where they are the default."""
+    axes, units = cut
     sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
     return units or default_cuts(rule.sizes[factor], sizes)
 
@@ -165,7 +166,7 @@ def _dims(
         else:
             outputs = (0, rule.sizes[factors[0]])
             if box is not None:
-                units = _units(rule, layout, factors[0], cut)
+                units = in_full(rule, layout, factors[0], cut[factors[0]])
                 shard = layout.shard_index(dim, coordinate)
                 outputs = units[shard], units[shard + 1]
         assert window is not None
@@ -178,15 +179,13 @@ def window_of(rule: Rule, operand: int, factor: str) -> AnyWindow | None:
 
 
 def windowed_cuts(
-    rule: Rule, layout: Layout, dim: int, factor: str, window: AnyWindow,
-    axes: tuple[int, ...], units: tuple[int, ...] | None,
+    rule: Rule, layout: Layout, dim: int, factor: str, window: AnyWindow, cut: Cut
 ) -> tuple[int, ...] | None:
     """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the
     cuts of its factor belong."""
-    if layout.dims[dim] == axes:
+    if layout.dims[dim] == cut[0]:
         return layout.cuts[dim]
-    sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
-    return window.cuts(units or default_cuts(rule.sizes[factor], sizes), layout.shape[dim])
+    return window.cuts(in_full(rule, layout, factor, cut), layout.shape[dim])
 
 
 def _local_args(
