@@ -215,34 +215,17 @@ def _wrong(total: Tensor) -> Tensor:
     return ~((total > 0.0) & (total < torch.inf))
 
 
-def _filled(x: Tensor, options: dict[str, Any], fill_: Callable[[Tensor], Any]) -> Tensor:
-    """A tensor like x, made by torch's rules for `*_like`, then filled."""
-    options = {name: value for name, value in options.items() if value is not None}
-    options.pop("device", None)
-    made = torch.empty_like(x, **options)
-    with torch.no_grad():
-        fill_(made)
-    return made
+def _filled(fill: str) -> Callable[..., Tensor]:
+    def draw(x: Tensor, *bounds: Any, generator: Any = None, **options: Any) -> Tensor:
+        options = {name: value for name, value in options.items() if value is not None}
+        options.pop("device", None)
+        made = torch.empty_like(x, **options)
+        with torch.no_grad():
+            getattr(made, fill)(*map(int, bounds), generator=generator)
+        return made
 
-
-def _rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """A tensor in x's layout, filled by `uniform_`."""
-    return _filled(x, options, lambda made: made.uniform_(generator=generator))
-
-
-def _randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """A tensor in x's layout, filled by `normal_`."""
-    return _filled(x, options, lambda made: made.normal_(generator=generator))
-
-
-def _randint_like(
-    x: Tensor, first: Any, second: Any = None, *, generator: Any = None, **options: Any
-) -> Tensor:
-    """A tensor in x's layout, filled by `random_`."""
-    low, high = (0, first) if second is None else (first, second)
-    return _filled(x, options, lambda made: made.random_(
-        int(low), int(high), generator=generator
-    ))
+    draw.__doc__ = f"A tensor in x's layout, filled by `{fill}`."
+    return draw
 
 
 PAGE = page(
@@ -253,7 +236,7 @@ PAGE = page(
     op("_standard_gamma", compose=_standard_gamma, each_call=True, result=broadcast_result),
     op("_sample_dirichlet", compose=_dirichlet, each_call=True, result=broadcast_result),
     op("multinomial", compose=_multinomial, each_call=True),
-    op("rand_like", compose=_rand_like, each_call=True),
-    op("randn_like", compose=_randn_like, each_call=True),
-    op("randint_like", compose=_randint_like, each_call=True),
+    op("rand_like", compose=_filled("uniform_"), each_call=True),
+    op("randn_like", compose=_filled("normal_"), each_call=True),
+    op("randint_like", compose=_filled("random_"), each_call=True),
 )
