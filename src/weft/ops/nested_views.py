@@ -70,22 +70,22 @@ def nested(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision |
         return None  # a rule says it
     out = Layout.make(layout.mesh, result.shape, [axes for axes, _ in placed],
                       [cuts for _, cuts in placed], layout.partial)
-    return viewed(call, layout, out, _OPS.get(call.op))
+    return viewed(call, layout, out)
 
 
-def viewed(call: Call, layout: Layout, result: Layout, op: str | None) -> Decision:
+def viewed(call: Call, layout: Layout, result: Layout) -> Decision:
     """The view of each block in the shape that the result gives it."""
     source = call.tensors[0]
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (source, list(result.local_shape_at(coordinate))), {}
 
-    return Decision((layout,), (result,), args, op)
+    return Decision((layout,), (result,), args, _OPS.get(call.base))
 
 
 _OPS = {
-    "aten.flatten.using_ints": "aten.reshape.default", "aten.ravel.default": "aten.reshape.default",
-    "aten.unflatten.int": "aten.view.default",
+    "flatten": "aten.reshape.default", "ravel": "aten.reshape.default",
+    **dict.fromkeys(("unflatten", "squeeze", "unsqueeze"), "aten.view.default"),
 }
 """What runs on the blocks, where it is not the op."""
 

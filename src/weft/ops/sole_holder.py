@@ -31,7 +31,6 @@ MATMUL = rule("... m k, ... k n -> ... m n", "... m k, k -> ... m", "k, ... k n 
               "k, k ->", linear=[0, 1])
 STACK = rule("{...} -> ... n", along="dim", linear=[0], moves=True)
 UNSQUEEZE = rule("... -> ... 1", along="dim", linear=[0], moves=True)
-_VIEW = "aten.view.default"
 
 
 def squeezed(
@@ -56,7 +55,7 @@ def squeezed(
     holder, step = outer.index(1) - 1, len(inner) - 1
     dims[-1] = layout.dims[at] + layout.dims[to]
     cuts[-1] = (0,) * (holder * step) + inner + (shape[to],) * ((len(outer) - 2 - holder) * step)
-    return viewed(call, layout, result.replace(dims=dims, cuts=cuts), _VIEW)
+    return viewed(call, layout, result.replace(dims=dims, cuts=cuts))
 
 
 def unsqueezed(
@@ -72,7 +71,7 @@ def unsqueezed(
     mine = Layout.make(layout.mesh, (1,), (outer,), (holder,))
     dims, own = list(layout.dims), list(layout.cuts)
     dims[of], own[of] = axes, cuts
-    return viewed(call, layout, layout.replace(dims=dims, cuts=own).insert(at, mine), _VIEW)
+    return viewed(call, layout, layout.replace(dims=dims, cuts=own).insert(at, mine))
 
 
 def stacked(

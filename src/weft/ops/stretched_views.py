@@ -17,23 +17,18 @@ from weft.rules import Call, Decision
 
 __all__ = ["stretched"]
 
-_VIEWS = {
-    "aten.view.default": None, "aten.reshape.default": None, "aten._unsafe_view.default": None,
-    "aten.flatten.using_ints": "aten.reshape.default", "aten.ravel.default": "aten.reshape.default",
-    "aten.unflatten.int": "aten.view.default",
-}
-"""What runs on the blocks, where it is not the op."""
+_VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "ravel", "unflatten")
 
 
 def stretched(call: Call, layouts: Sequence[Layout]) -> Decision | None:
     """A view of dims that are joined or split, where its operand or its result has dims in
     stretches; None for others, and where a stretch would be torn."""
-    if call.op not in _VIEWS:
+    if call.base not in _VIEWS or call.op == "aten.view.dtype":
         return None
     x, result = layouts[0], call.results[0].shape
     given = x.apart
     if x.is_stretched and given.shape == tuple(result):
-        return viewed(call, x, given, _VIEWS[call.op])
+        return viewed(call, x, given)
     if 0 in given.shape or not any(given.dims):
         return None
     found = _placed(given, result, x.is_stretched)
@@ -41,7 +36,7 @@ def stretched(call: Call, layouts: Sequence[Layout]) -> Decision | None:
         return None
     dims, cuts, counts = found
     rows = Layout.make(given.mesh, result, dims, cuts, given.partial)
-    return viewed(call, x, in_stretches(rows, counts), _VIEWS[call.op])
+    return viewed(call, x, in_stretches(rows, counts))
 
 
 def _placed(
