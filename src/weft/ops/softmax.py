@@ -18,8 +18,9 @@ __all__ = ["PAGE", "log_softmax"]
 
 
 def _shifted(shards: Shards, x: Tensor, dim: int, dtype: Any) -> tuple[Tensor, Tensor, Any]:
-    """x, of this dtype or its own, minus the maximum over all shards; that maximum; the dtype."""
-    dtype = x.dtype if dtype is None else dtype
+    """x, of this dtype or its own, minus the maximum over all shards; that maximum; the dtype. Of
+    `_softmax`, the last argument is a flag: whether half precision becomes float32."""
+    dtype = torch.float32 if dtype is True else dtype or x.dtype
     x = x.to(dtype).to(wide(dtype))
     fixed = x.detach()
     own = fixed.amax(dim, keepdim=True) if x.shape[dim] else empty_summary(
@@ -50,15 +51,6 @@ def log_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tenso
     return (shifted - total.log()).to(dtype)
 
 
-def _of_half(kernel: Any) -> Any:
-    """The kernel of an op with a flag for converting half precision to float32."""
-    def run(shards: Shards, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-        return kernel(shards, x, dim, torch.float32 if half_to_float else None)
-
-    run.__doc__ = kernel.__doc__
-    return run
-
-
 def _softmax_backward(
     shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
@@ -78,8 +70,7 @@ def _log_softmax_backward(
 
 
 def _check(x: Tensor, dim: int, dtype: Any = None) -> None:
-    """torch's meta kernels take all dtypes, its kernels floats; the result is theirs. Of
-    `_softmax`, the last argument is no dtype but a flag."""
+    """torch's meta kernels take all dtypes, its kernels floats; the result is theirs."""
     made = dtype if isinstance(dtype, torch.dtype) else x.dtype
     if x.numel() and not made.is_floating_point:
         raise RuntimeError(f"softmax is not implemented for {made}")
@@ -89,10 +80,8 @@ _ALONG = rule("... s~ -> ... s", along="dim")
 _BACK = rule("... s~, ... s~ -> ... s", along="dim", linear=[0])
 
 PAGE = page(
-    op("softmax", _ALONG, kernel=_softmax, result=_check),
-    op("log_softmax", _ALONG, kernel=log_softmax, result=_check),
-    op("_softmax", _ALONG, kernel=_of_half(_softmax), result=_check),
-    op("_log_softmax", _ALONG, kernel=_of_half(log_softmax), result=_check),
+    op("softmax _softmax", _ALONG, kernel=_softmax, result=_check),
+    op("log_softmax _log_softmax", _ALONG, kernel=log_softmax, result=_check),
     op("_safe_softmax", _ALONG, kernel=_safe_softmax, result=_check),
     op("_softmax_backward_data", _BACK, kernel=_softmax_backward),
     op("_log_softmax_backward_data", _BACK, kernel=_log_softmax_backward),
