@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.elementwise import result_like
-from weft.rules import Call, Decision, Length, LocalArgs, TensorArg, op, page, rule
+from weft.rules import Call, Decision, Length, TensorArg, op, page, rule
 from weft.rules.factors import one_dim, sharded_along
 
 __all__ = ["PAGE"]
@@ -186,23 +186,24 @@ def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
 # elements, and each shard writes its own.
 
 
-def _placed(call: Call, layouts: Layouts, view: Callable[..., Decision]) -> Decision:
-    """`call` writes its second tensor where `view`, an op with the same arguments, would read."""
-    target, source = call.tensors
-    named = {name: call.get(name) for name in call.names[2:]}
-    layout = _as_source(layouts[0].without_partial(), layouts[1])
-    shown = view(
-        Call("", (target,), named, (TensorArg(source.shape, target.dtype),)), (layout,))
-    local: LocalArgs | None = None
-    if shown.args is not None:
+def _written(view: Callable[..., Decision]) -> Callable[..., Decision]:
+    def decide(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+        """The second tensor is written where a view of the same arguments would read."""
+        target, source = call.tensors
+        named = {name: call.get(name) for name in call.names[2:]}
+        layout = _as_source(layouts[0].without_partial(), layouts[1])
+        shown = view(
+            Call("", (target,), named, (TensorArg(source.shape, target.dtype),)), (layout,))
         of_view = shown.args
 
         def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            assert of_view is not None
             (_, *numbers), named = of_view(coordinate)
             return (target, source, *numbers), named
 
-        local = args
-    return Decision((layout, shown.results[0]), (layout,), local)
+        return Decision((layout, shown.results[0]), (layout,), of_view and args)
+
+    return decide
 
 
 def _as_source(target: Layout, source: Layout) -> Layout:
@@ -217,16 +218,6 @@ def _as_source(target: Layout, source: Layout) -> Layout:
             alike = source.shape[dim] == target.shape[dim]
             dims[dim], cuts[dim] = axes, source.cuts[dim] if alike else None
     return target.replace(dims=dims, cuts=cuts)
-
-
-def _slice_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """`slice_scatter(x, source, dim, start, end, step)`."""
-    return _placed(call, layouts, _slice)
-
-
-def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """`diagonal_scatter(x, source, offset, dim1, dim2)`."""
-    return _placed(call, layouts, _diagonal)
 
 
 # Compositions.
@@ -284,7 +275,7 @@ PAGE = page(
     op("torch.tensor_split torch.Tensor.tensor_split", compose=_split_where),
     op("diagonal diagonal_copy", layouts=_diagonal),
     op("tril triu", layouts=_triangle, result=_triangle_result),
-    op("slice_scatter", layouts=_slice_scatter, result=_fits(_aten.slice.Tensor)),
-    op("diagonal_scatter", layouts=_diagonal_scatter, result=_fits(_aten.diagonal.default)),
+    op("slice_scatter", layouts=_written(_slice), result=_fits(_aten.slice.Tensor)),
+    op("diagonal_scatter", layouts=_written(_diagonal), result=_fits(_aten.diagonal.default)),
     op("select_scatter", compose=_select_scatter, result=_fits(_aten.select.int)),
 )
