@@ -222,41 +222,30 @@ def _outside(places: Tensor, lengths: Sequence[int]) -> str:
     return ""
 
 
-def _blocks(call: Call) -> tuple[list[int], int, str, str]:
-    """Of an im2col or col2im: how many blocks there are in each dim of the image, how many columns
-    a channel gives, the dims of the image, and those of the columns."""
-    kernel, dilation, padding, stride = [
-        each_of(call.get(name), 2, 1) for name in ("kernel_size", "dilation", "padding", "stride")]
-    image = (call.get("output_size") or call.tensors[0].shape)[-2:]
-    counts, dims = [], []
-    for at, (taps, far, pad, step) in enumerate(zip(kernel, dilation, padding, stride)):
-        counts.append((image[at] + 2 * pad - far * (taps - 1) - 1) // step + 1)
-        dims.append(f"{step}*y{at}+{far}*v{at}<{taps}{-pad:+}")
-    lead = "b " if len(call.tensors[0].shape) == (3 if "col2im" in call.op else 4) else ""
-    return counts, math.prod(kernel), f"{lead}c {' '.join(dims)}", f"{lead}(c q!) (y0 y1!)"
+def _blocks(call: Call) -> tuple[list[int], int]:
+    """Of an im2col or col2im: how many blocks there are in each dim of the image, and how many
+    columns a channel gives."""
+    image, windows = (call.get("output_size") or call.tensors[0].shape)[-2:], _windows(call, 2)
+    counts = [(length + 2 * pad - far * (taps - 1) - 1) // step + 1
+              for length, (taps, step, pad, far) in zip(image, windows)]
+    return counts, math.prod([taps for taps, *_ in windows])
 
 
-def _im2col(call: Call, wants_grad: Sequence[bool]) -> Rule:
-    """The first dim of the image in windows, "b c 2*y+v<3-1 w -> b (c q!) (y x!)"."""
-    counts, num, image, columns = _blocks(call)
-    return _bound(call, f"{image} -> {columns}", counts, num, False)
-
-
-def _col2im(call: Call, wants_grad: Sequence[bool]) -> Rule:
-    """What blocks give to the first dim of the image is summed, "b (c q!) (y x!) -> b c 2*y+v<3-1
-    w"."""
-    counts, num, image, columns = _blocks(call)
-    return _bound(call, f"{columns} -> {image}", counts, num, True)
-
-
-def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) -> Rule:
-    (x,), (result,) = call.tensors, call.results
+def _columns(call: Call, wants_grad: Sequence[bool]) -> Rule:
+    """The first dim of the image in windows, "b c 2*y+v<3-1 w -> b (c q!) (y x!)"; of a col2im
+    backwards: what blocks give to it is summed."""
+    (x,), (result,), folds = call.tensors, call.results, call.base == "col2im"
     if "int" in x.dtype:
         raise _without_kernel(call)
-    known_sizes = {"y0": counts[0], "y1": counts[1], "q": num}
+    lead = "b " if len(x.shape) == (3 if folds else 4) else ""
+    dims = " ".join([f"{step}*y{at}+{far}*v{at}<{taps}{-pad:+}"
+                     for at, (taps, step, pad, far) in enumerate(_windows(call, 2))])
+    sides = [f"{lead}c {dims}", f"{lead}(c q!) (y0 y1!)"]
+    counts, num = _blocks(call)
     return bind(
-        parse(text), [x.shape], [result.shape], known_sizes=known_sizes, linear=((0,),),
-        folds=folds, on_box=_on_columns)
+        parse(" -> ".join(sides[::-1] if folds else sides)), [x.shape], [result.shape],
+        known_sizes={"y0": counts[0], "y1": counts[1], "q": num}, linear=((0,),), folds=folds,
+        on_box=_on_columns)
 
 
 def _on_columns(call: Call, boxed: Boxed) -> OnRank:
@@ -284,7 +273,7 @@ def _from_within_rows(
         "int" in call.tensors[0].dtype
     ):
         return None
-    (_, width), num, _, _ = _blocks(call)
+    (_, width), num = _blocks(call)
     shards, channels = [*pairwise(x.cuts_of(x.ndim - 1))], x.cuts_of(x.ndim - 2)
     if not any(start % width for start, _ in shards) or any(cut % num for cut in channels):
         return None
@@ -292,8 +281,7 @@ def _from_within_rows(
     out = Layout.make(x.mesh, result.shape, (*x.dims, ()), (
         *x.cuts[:-2], of_channels and tuple([cut // num for cut in of_channels]),
         of_rows and tuple([cut * result.shape[-2] // x.shape[-1] for cut in of_rows]), None))
-    (taps, _), (far, _), (pad, beside), (step, _) = [
-        each_of(call.get(name), 2, 1) for name in ("kernel_size", "dilation", "padding", "stride")]
+    (taps, step, pad, far), (_, _, beside, _) = _windows(call, 2)
     rows = tuple([
         (start // width * step - pad, (stop - 1) // width * step + far * (taps - 1) + 1 - pad)
         if start < stop else (place, place)
@@ -322,6 +310,6 @@ PAGE = page(
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_unpool{num}d", _unpool(num), layouts=_unpooled) for num in (2, 3)],
-    op("im2col", rule(_im2col)),
-    op("col2im", rule(_col2im), layouts=_from_within_rows),
+    op("im2col", rule(_columns)),
+    op("col2im", rule(_columns), layouts=_from_within_rows),
 )
