@@ -113,15 +113,10 @@ def _shuffled(x: Tensor, groups: int) -> Tensor:
     return torch.channel_shuffle(x, groups) if x.numel() else x.clone()
 
 
-def _native_shuffle(x: Tensor, groups: int) -> Tensor:
-    """As `channel_shuffle`, which has a derivative."""
-    return torch.channel_shuffle(x, groups)
-
-
 PAGE = page(
-    op("channel_shuffle", rule("b c! ... -> b c ...", linear=[0], moves=True),
-       layouts=_channel_shuffle, local=_shuffled),
-    op("native_channel_shuffle", compose=_native_shuffle),
+    op("channel_shuffle native_channel_shuffle",
+       rule("b c! ... -> b c ...", linear=[0], moves=True), layouts=_channel_shuffle,
+       local=_shuffled),
     op("repeat tile", rule(_repeat_rule, linear=[0], moves=True), layouts=_repeat),
     op("diag_embed", layouts=_diag_embed),
 )
