@@ -80,8 +80,7 @@ def _join(
     if run * step == 1 and (before := _moved_up(x, lefts, math.prod(sizes))) is not None:
         return _join(before, lefts, shape, dims, cuts, to)
     within = _in_runs(x, named[-1], run)
-    parted = Layout.make(x.mesh, (num // run,), [axes], [tuple([unit // run for unit in units])],
-                         (None,) * len(x.partial))
+    parted = Layout.make(x.mesh, (num // run,), [axes], [tuple([unit // run for unit in units])])
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
         names = apart(torch.arange(num // run), [*lengths[:-1], lengths[-1] // run])
@@ -131,8 +130,7 @@ def _split(
     over = [at for at in range(last + 1) if dims[rights[0] + at]]
     if len(over) > 1:
         return None
-    parted = Layout.make(x.mesh, lengths[: last + 1], [dims[at] for at in rights[: last + 1]],
-                         [None] * (last + 1), (None,) * len(x.partial))
+    parted = Layout.make(x.mesh, lengths[: last + 1], [dims[at] for at in rights[: last + 1]])
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
         places = torch.arange(within.shape[dim]).view(lengths[: last + 1])
@@ -179,8 +177,7 @@ def _in_runs(x: Layout, dim: int, run: int) -> Layout:
     as one."""
     return x.take([other for other in range(x.ndim) if other != dim]).insert(
         dim, Layout.make(x.mesh, (x.shape[dim] // run, run), [x.dims[dim], ()],
-                         [tuple([cut // run for cut in x.cuts_of(dim)]), None],
-                         (None,) * len(x.partial)))
+                         [tuple([cut // run for cut in x.cuts_of(dim)]), None]))
 
 
 def _is_short(lengths: Sequence[int], sizes: Sequence[int]) -> bool:

@@ -214,13 +214,11 @@ def _scatter(
 def _added_here(operands: Sequence[Layout], dim: int) -> Local:
     """`scatter_add` along a dim that is whole in the target: each rank adds its own values by
     torch's kernel, which makes no places of elements."""
-    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
-        return lambda block, index, values: block.scatter_add(dim, index, values)
+    def adding(method: Any) -> Callable[[BoundMesh], Callable[..., Tensor]]:
+        return lambda mesh: lambda block, index, values: method(block, dim, index, values)
 
-    def writes(mesh: BoundMesh) -> Callable[..., Tensor]:
-        return lambda block, index, values: block.scatter_add_(dim, index, values)
-
-    return Local(Decision(tuple(operands), (operands[0],)), bind, (), writes)
+    return Local(Decision(tuple(operands), (operands[0],)), adding(Tensor.scatter_add), (),
+                 adding(Tensor.scatter_add_))
 
 
 def _names_rows(call: Call, dim: int, others: Sequence[int]) -> bool:
