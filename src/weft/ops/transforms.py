@@ -11,7 +11,7 @@ room, a long line is transformed in place (`weft.ops.long_lines`), or gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -76,44 +76,21 @@ class _Transform:
             shape[dim] = self.length if dim == self.real else self.resized.get(dim, shape[dim])
         return layout.resized(tuple(shape), layout.cuts)
 
-    def local(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    def local(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """The transform of these dims of a block, in which they are whole."""
-        function, lengths = self._plainly(dims), self.resized
-        if not any(dim in lengths for dim in dims):
-            return function
-
-        def run(x: Tensor) -> Tensor:
-            for dim in dims:
-                x = resized(x, dim, lengths.get(dim, x.shape[dim]))
-            return function(x)
-
-        return run
-
-    def _plainly(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
-        """As `local`, of dims that have their lengths."""
-        real, norm = self.real, self.norm
-        others = [dim for dim in dims if dim != real]
-        if real not in dims:
-            return lambda x: _aten._fft_c2c(x, others, norm, self.forward) if x.numel() else x * 1
+        real, others = self.real, [dim for dim in dims if dim != self.real]
+        for dim in dims if self.resized else ():
+            x = resized(x, dim, self.resized.get(dim, x.shape[dim]))
+        if real is None or real not in dims:
+            return _aten._fft_c2c(x, others, self.norm, self.forward) if x.numel() else x * 1
+        if not x.numel():
+            shape = [self.length if dim == real else length for dim, length in enumerate(x.shape)]
+            x = x.to(x.dtype.to_complex()) if self.kind == "r2c" else x.real
+            return x.reshape(shape)
         if self.kind == "r2c":
-            def function(x: Tensor) -> Tensor:
-                onesided = self.length != x.shape[self.dims[-1]]
-                if not x.numel():
-                    return self._of_nothing(x.to(x.dtype.to_complex()))
-                return _aten._fft_r2c(x, [*others, real], norm, onesided)
-        else:
-            def function(x: Tensor) -> Tensor:
-                if not x.numel():
-                    return self._of_nothing(x.real)
-                x = resized(x, self.dims[-1], self.length // 2 + 1)
-                return _aten._fft_c2r(x, [*others, real], norm, self.length)
-        return function
-
-    def _of_nothing(self, x: Tensor) -> Tensor:
-        """A block without elements, of the length that the transform gives its last dim."""
-        shape = list(x.shape)
-        shape[self.dims[-1]] = self.length
-        return x.reshape(shape)
+            return _aten._fft_r2c(x, [*others, real], self.norm, self.length != x.shape[real])
+        x = resized(x, real, self.length // 2 + 1)
+        return _aten._fft_c2r(x, [*others, real], self.norm, self.length)
 
 
 def _steps(transform: _Transform, layout: Layout) -> list[Step] | None:
@@ -131,7 +108,8 @@ def _steps(transform: _Transform, layout: Layout) -> list[Step] | None:
             whole = [dim for dim in whole if dim != real]
         if whole:
             pending = [dim for dim in pending if dim not in whole]
-            steps.append(Step(layout, transform.local(whole), transform.changed(layout, whole)))
+            changed = transform.changed(layout, whole)
+            steps.append(Step(layout, partial(transform.local, dims=whole), changed))
         else:
             at = -2 if kind == "c2r" and len(pending) > 1 else -1
             dim = pending.pop(at)
@@ -151,7 +129,7 @@ def _along(transform: _Transform, dim: int, layout: Layout) -> list[Step]:
         return long_line(layout, dim, kind, transform.length, transform.norm, transform.forward)
     whole = layout.gathered((dim,))
     after = transform.changed(whole, (dim,))
-    steps = [Step(whole, transform.local((dim,)), after)]
+    steps = [Step(whole, partial(transform.local, dims=(dim,)), after)]
     if rest:  # every rank has transformed the whole line, and keeps its part
         parted = after.divided(dim, rest)
         steps.append(Step(parted, None, parted))
@@ -225,10 +203,11 @@ def _carried_out(transform: _Transform, layout: Layout) -> Local | None:
     if steps is None:
         return None
     moved = {axis for dim in transform.dims for axis in layout.dims[dim]}
-    decision = Decision((steps[0].before,), (steps[-1].after,))
     axes = frozenset(moved)
-    local = Local(decision, lambda mesh: _in_turn(mesh, steps, axes), tuple(sorted(moved)))
-    return replace(local, why=_WHOLE_SPECTRUM) if len(transform.dims) > 1 else local
+    return Local(
+        Decision((steps[0].before,), (steps[-1].after,)),
+        lambda mesh: _in_turn(mesh, steps, axes), tuple(sorted(moved)),
+        why=_WHOLE_SPECTRUM if len(transform.dims) > 1 else "")
 
 
 _WHOLE_SPECTRUM = (
@@ -295,10 +274,11 @@ _OF_ONE_DIM = ("fft_fft", "fft_ifft", "fft_rfft")
 
 
 def _irfftn(
-    x: Tensor, s: Sequence[int] | None = None, dim: Sequence[int] | None = None,
+    x: Tensor, s: int | Sequence[int] | None = None, dim: int | Sequence[int] | None = None,
     norm: str | None = None,
 ) -> Tensor:
     """Complex dims in their lengths, and the real one with as much of its spectrum as there is."""
+    s, dim = ([one] if isinstance(one, int) else one for one in (s, dim))
     if dim is None:
         dim = range(x.dim()) if s is None else range(x.dim() - len(s), x.dim())
     dims = [at % x.dim() for at in dim]
@@ -317,16 +297,10 @@ _NORMS = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
 """torch's numbers of what an inverse transform divides by: its length, the root of it, nothing."""
 
 
-def _irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """As of several dims."""
-    return _irfftn(x, None if n is None else [n], [dim], norm)
-
-
 PAGE = page(
     op("fft_fft fft_ifft fft_rfft fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn",
        layouts=_longer),
-    op("fft_irfft", compose=_irfft),
-    op("fft_irfft2 fft_irfftn", compose=_irfftn),
+    op("fft_irfft fft_irfft2 fft_irfftn", compose=_irfftn),
     op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0]), layouts=_by_exchanges),
     op("_fft_r2c", rule("...>0 s! -> ... t", along="dim", linear=[0]), layouts=_by_exchanges),
     # torch takes the spectrum to be as long as the length says, in its gradient on meta tensors.
