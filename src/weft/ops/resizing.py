@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from weft.ops.taps import Making, Nearest, Parts, Resized, resampled, table_of, taps_of
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
@@ -73,15 +74,12 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
         raise RuntimeError(
             f"Input and output sizes should be greater than 0, but got input {list(x.shape[2:])} "
             f"output {list(out.shape[2:])}")
-    dims = range(len(out.shape) - 2)
     # Integers are rounded once; of one column, the kernels with filters give other sums.
-    if (call.base in _MODES and "float" not in x.dtype) or (
-        call.base.endswith("_aa") and x.shape[-1] == out.shape[-1] == 1
-    ):
-        return (f"b c {' '.join([f's{at}!' for at in dims])} -> "
-                f"b c {' '.join([f't{at}' for at in dims])}")
-    return (f"b c {' '.join([f'@y{at}' for at in dims])} -> "
-            f"b c {' '.join([f'y{at}' for at in dims])}")
+    whole = (call.base in _MODES and "float" not in x.dtype) or (
+        call.base.endswith("_aa") and x.shape[-1] == out.shape[-1] == 1)
+    given, made = ("s{}!", "t{}") if whole else ("@y{}", "y{}")
+    dims = range(len(out.shape) - 2)
+    return f"b c {' '.join(map(given.format, dims))} -> b c {' '.join(map(made.format, dims))}"
 
 
 def _on_box(call: Call, boxed: Boxed) -> OnRank:
@@ -139,12 +137,11 @@ def _copied(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
     made: dict[Any, list[Tensor]] = {}
 
     def run(x: Tensor) -> Tensor:
-        channels_last = _is_channels_last(x)
-        key = x.device, channels_last
+        key = x.device, suggest_memory_format(x)
         if key not in made:
             with torch.inference_mode(False), torch.no_grad():
                 made[key] = [
-                    _places(call, x, channels_last, dim) if places is None
+                    _places(call, x, dim) if places is None
                     else (places - dim.box[0]).to(x.device)  # type: ignore[index]
                     for dim, places in zip(dims, known)
                 ]
@@ -167,24 +164,19 @@ def _is_of_box(call: Call, dim: BoxedDim, places: Tensor | None) -> bool:
     return alone is not None and torch.equal(alone, places - low)
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.dim() in formats and not x.is_contiguous() and x.is_contiguous(
-        memory_format=formats[x.dim()])
-
-
 _SIDE = 256
 """Dims beside the one in question are shorter: kernels of images ask whether they are small."""
 
 
-def _places(call: Call, x: Tensor, channels_last: bool, dim: BoxedDim) -> Tensor:
+def _places(call: Call, x: Tensor, dim: BoxedDim) -> Tensor:
     """Which places of its box the outputs copy. torch's kernels round the source of a place each
     in its own way, so the kernel runs on the whole tensor's places, digit by digit."""
     at, after = dim.dim - 2, call.results[0].shape[dim.dim]
     lengths = [min(one, _SIDE) if x.dim() == 4 else 1 for one in call.results[0].shape[2:]]
     lengths[at] = after
     given = [*lengths[:at], dim.length, *lengths[at + 1 :]]
-    channels = min(call.tensors[0].shape[1], 4) if channels_last else 1
+    order = suggest_memory_format(x)
+    channels = 1 if order is torch.contiguous_format else min(call.tensors[0].shape[1], 4)
     scales: list[float | None] = [None] * len(lengths)
     scales[at] = _scales(call)[at]
     kernel = getattr(torch.ops.aten, call.base).default
@@ -192,10 +184,8 @@ def _places(call: Call, x: Tensor, channels_last: bool, dim: BoxedDim) -> Tensor
     places, unit = torch.zeros(after, dtype=torch.long, device=x.device), 1
     while unit < dim.length:
         digits = torch.arange(dim.length, device=x.device) // unit % 128
-        shown = digits.to(x.dtype).view(view).expand(1, channels, *given).contiguous()
-        if channels_last:
-            shown = shown.to(memory_format=torch.channels_last if x.dim() == 4
-                             else torch.channels_last_3d)
+        shown = digits.to(x.dtype).view(view).expand(1, channels, *given)
+        shown = shown.contiguous(memory_format=order)
         out = kernel(shown, lengths, *scales)[0, 0].movedim(at, 0)
         places += out.reshape(after, -1)[:, 0].long() * unit
         unit *= 128
