@@ -61,10 +61,6 @@ def operand_places(
                 more -= 1 if more > 0 else 0
             else:
                 counts.append(1)
-        if more:
-            return None
-    elif any(counts[num:]):
-        return None
     else:
         counts = (*counts, *[0] * (num - len(counts)))
     places: list[int] = []
@@ -193,8 +189,7 @@ def result_shapes(pattern: Pattern, operands: Sequence[Shape]) -> list[tuple[int
     ndims = tuple([len(tensor) + (leads - 1 if (LEAD,) in tensor else 0)
                    for tensor in pattern.results])
     named = _named(pattern, places, operands, ndims, (), None)
-    has_compounds = any(len(factors) > 1 for tensor in named.operands for factors in tensor)
-    sizes = _sizes(pattern, named.operands, operands, has_compounds)
+    sizes = _sizes(pattern, named.operands, operands, named.has_compounds)
     asked = {name for tensor in named.results for factors in tensor for name in factors}
     sizes.update({name: int(name) for name in asked if name.isdigit()})
     unknown = sorted(asked - sizes.keys())
@@ -268,19 +263,16 @@ class _Expansion:
     def __init__(
         self, pattern: Pattern, tensors: Sequence[FactorDims], ndims: Sequence[int], along: Along
     ) -> None:
-        self.pattern = pattern
-        self.bodies = [ndim - _beyond(tensor) for tensor, ndim in zip(tensors, ndims)
-                       if (LEAD,) in tensor]
+        self.along: tuple[int, ...] | None = None
+        self.beside: set[tuple[str, ...]] = set()
+        leading = [(tensor, ndim) for tensor, ndim in zip(tensors, ndims) if (LEAD,) in tensor]
         if along is None:
-            self.along: tuple[int, ...] | None = None
-            num = max([ndim - len(tensor) + 1 for tensor, ndim in zip(tensors, ndims)
-                       if (LEAD,) in tensor], default=0)
-            self.num_dims = num
-            self.beside: set[tuple[str, ...]] = set()
-            positions = range(num)
+            positions: Sequence[int] = range(max(
+                [ndim - len(tensor) + 1 for tensor, ndim in leading], default=0))
         else:
-            num = self.num_dims = max(self.bodies, default=0)
-            for dim in along if self.bodies else ():  # some meta kernels take any
+            num = self.num_dims = max(
+                [ndim - _beyond(tensor) for tensor, ndim in leading], default=0)
+            for dim in along if leading else ():  # some meta kernels take any
                 if not -max(num, 1) <= dim < max(num, 1):
                     raise IndexError(
                         f"Dimension out of range (expected to be in range of [{-max(num, 1)}, "
