@@ -162,8 +162,9 @@ def _others(dim: int, ndim: int) -> tuple[int, ...]:
     return tuple([at for at in range(ndim) if at != dim % ndim])
 
 
-def _spread(name: str, root: bool, with_mean: bool) -> Entry:
+def _spread(name: str) -> Entry:
     """One of the four. torch warns of too few degrees of freedom where a shard is empty."""
+    root, with_mean = name.startswith("std"), name.endswith("mean")
     text = "... s~ -> ..., ..." if with_mean else "... s~ -> ..."
     kernel = _variance(root, with_mean)
     words = name if with_mean else "std and var"
@@ -177,10 +178,7 @@ def _spread(name: str, root: bool, with_mean: bool) -> Entry:
 
 
 PAGE = page(
-    _spread("var", False, False),
-    _spread("std", True, False),
-    _spread("var_mean", False, True),
-    _spread("std_mean", True, True),
+    *map(_spread, ("var", "std", "var_mean", "std_mean")),
     op("linalg_vector_norm norm", rule(_norm_rule, along="dim"), kernel=_norm),
     op("linalg_matrix_norm",
        rule("...>0 s! -> ...", along="dim", default=(-2, -1),

@@ -151,10 +151,7 @@ def _frame(
                     if len(factors) > 1:
                         barred.update(factors[1:])
                         inner = math.prod([rule.sizes[name] for name in factors[1:]])
-                    if lead in leads:
-                        leads[lead].append((index, dim, inner))
-                    else:
-                        leads[lead] = [(index, dim, inner)]
+                    leads.setdefault(lead, []).append((index, dim, inner))
                 if index in rule.unread and lead in rule.whole:
                     continue  # it stays sharded in this dim, and the result has others
                 for axis in axes:

@@ -92,10 +92,7 @@ def linear_sets(
     return tuple([
         members for members in sets
         if all(
-            member < len(operands) and (
-                operands[member].dtype == result.dtype != "bool"
-                or carries(operands[member].dtype, result.dtype)
-            )
+            member < len(operands) and carries(operands[member].dtype, result.dtype)
             for member in members
         )
     ])
