@@ -42,7 +42,7 @@ def groups(
         yield range(first, left), range(second, right)
 
 
-def nested(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision | None:
+def nested(call: Call, layouts: Sequence[Layout]) -> Decision | None:
     """Where several sharded dims are joined, or split from one, and blocks remain stretches,
     nothing moves; None where there are none such, or where a block would be torn."""
     layout, source, result = layouts[0], call.tensors[0], call.results[0]

@@ -95,7 +95,7 @@ def _read(
     if not cutting:
         return None
     if math.prod(shape) == 1:
-        return _read_one(call, layouts, dims, shape, first, wraps)
+        return _read_one(layouts, dims, shape, first, wraps)
     beside = _beside(x, dims, shape, indices)
     named, shape = (*dims, *beside), (*shape, *(x.shape[dim] for dim in beside))
     ones = Layout.replicated(x.mesh, [1 for _ in beside])
@@ -103,7 +103,7 @@ def _read(
         x, named, shape, [one.insert(one.ndim, ones) for one in indices], x.free_axes)
     kept = [dim for dim in range(x.ndim) if dim not in named]
     result = x.take(kept).insert(first, places.parted)
-    if _whole_is_cheaper(x, named, result, cutting):
+    if _whole_is_cheaper(x, named, result):
         return None
     shared = places.shared.take(range(len(shape) - len(beside)))
     operands = (x, *(shared.fitted(index.shape) for index in indices))
@@ -139,20 +139,16 @@ def _beside(
     return (next_,) if fits and cutting.isdisjoint(held) else ()
 
 
-def _whole_is_cheaper(
-    x: Layout, dims: Sequence[int], result: Layout, cutting: Sequence[int]
-) -> bool:
+def _whole_is_cheaper(x: Layout, dims: Sequence[int], result: Layout) -> bool:
     """Whether a rank would fetch more elements by index than the tensor has."""
-    sizes = x.mesh.axis_sizes
-    rest = math.prod(sizes[a] for d in range(x.ndim) if d not in dims for a in x.dims[d])
-    whole = math.prod(x.shape) / rest
-    return whole < math.prod(result.shape) / math.prod(sizes[a] for a in result.sharded_axes)
+    whole = math.prod(x.shape) / math.prod(
+        [x.num_shards(dim) for dim in range(x.ndim) if dim not in dims])
+    return whole < math.prod(result.shape) / math.prod(map(result.num_shards, range(result.ndim)))
 
 
 def _read_one(
-    call: Call, layouts: Sequence[Layout], dims: tuple[int, ...], shape: Sequence[int],
-    first: int, wraps: bool,
-) -> Local | None:
+    layouts: Sequence[Layout], dims: tuple[int, ...], shape: Sequence[int], first: int, wraps: bool
+) -> Local:
     """One row: the rank that holds it gives it, the others give zeros."""
     x, *indices = layouts
     if not set(x.partial) <= {None, "sum"}:
@@ -202,7 +198,7 @@ def _gather(
         return None if x.is_partial else _gather_few(x, index, dim)
     x, places = element_layouts(x, index.shape, dim, [index], [index], x.free_axes)
     result = places.parted.replace(partial=x.partial)
-    if _whole_is_cheaper(x, range(x.ndim), result, cutting):
+    if _whole_is_cheaper(x, range(x.ndim), result):
         return None
     operands = (x, places.shared.fitted(index.shape))
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ from weft.transport import Transition
 __all__ = ["regrouped"]
 
 
-def regrouped(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Local | None:
+def regrouped(call: Call, layouts: Sequence[Layout]) -> Local | None:
     """One group of dims that is joined or split, of which the leading dim has fewer elements than
     there are shards; None for all others, of which a rule says enough."""
     x, source, result = layouts[0], call.tensors[0].shape, call.results[0].shape

@@ -77,8 +77,7 @@ def _istft(
     )
     if not usual:
         return NotImplemented
-    return _inverse(
-        input, n_fft, hop, width, window, normalized, bool(onesided), return_complex, start, stop)
+    return _inverse(input, n_fft, hop, width, window, normalized, return_complex, start, stop)
 
 
 def _warn_of_no_window() -> None:
@@ -87,7 +86,7 @@ def _warn_of_no_window() -> None:
 
 
 def _inverse(
-    x: Tensor, n_fft: int, hop: int, width: int, window: Tensor, normalized: bool, onesided: bool,
+    x: Tensor, n_fft: int, hop: int, width: int, window: Tensor, normalized: bool,
     return_complex: bool, start: int, stop: int,
 ) -> Tensor:
     """The elements from `start` to `stop`; NotImplemented if no window covers one of them."""

@@ -7,7 +7,7 @@ unflattened is compound, and only its leading factor can be sharded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,6 @@ from weft.rules.factors import dim_list, dims, names, one_dim
 __all__ = ["PAGE"]
 
 
-def _words(factors: Iterable[str]) -> str:
-    return " ".join(factors)
-
-
 # Dims in another order.
 
 
@@ -36,7 +32,8 @@ def _permuted(order: Callable[[Call, int], Sequence[int]]) -> RuleText:
 
     def text(call: Call, wants_grad: Any) -> str:
         given = names(len(call.tensors[0].shape))
-        return f"{_words(given)} -> {_words(given[dim] for dim in order(call, len(given)))}"
+        made = [given[dim] for dim in order(call, len(given))]
+        return f"{' '.join(given)} -> {' '.join(made)}"
 
     return rule(text, linear=[0], moves=True)
 
@@ -96,8 +93,8 @@ def _joined(shape: Sequence[int], first: int, count: int) -> tuple[str, str]:
     kept = [dim for dim in inner if shape[dim] != 1] or list(inner[:1])
     apart = [name if dim in kept or dim not in inner else "1"
              for dim, name in enumerate(names(len(shape)))]
-    one = f"({_words(apart[dim] for dim in kept)})" if kept else "1"
-    return _words(apart), _words([*apart[:first], one, *apart[first + count :]])
+    one = f"({' '.join([apart[dim] for dim in kept])})" if kept else "1"
+    return " ".join(apart), " ".join([*apart[:first], one, *apart[first + count :]])
 
 
 def _flatten(call: Call, wants_grad: Any) -> str:
@@ -118,7 +115,7 @@ def _by_blocks(
 ) -> Decision | Local | None:
     """Several sharded dims: blocks that follow each other stay; where the leading dim is too short
     for the ranks, rows change places."""
-    return nested(call, layouts, wants_grad) or regrouped(call, layouts, wants_grad)
+    return nested(call, layouts) or regrouped(call, layouts)
 
 
 def _bits(call: Call, wants_grad: Any) -> str:

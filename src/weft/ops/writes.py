@@ -178,7 +178,7 @@ def _scatter(
         beside = adding_axes(x, source, source.dims[dim])
     served = x.dims[dim] or (beside and source and source.shape[dim] == index.shape[dim])
     others = [at for at in range(x.ndim) if at != dim]
-    if adds and _names_rows(call, dim, others):
+    if adds and _names_rows(call, others):
         return Composite(_added_rows)
     if _falls_short(layouts, others if served else range(x.ndim), others):
         return Composite(_within(call.op, others))
@@ -221,7 +221,7 @@ def _added_here(operands: Sequence[Layout], dim: int) -> Local:
                  adding(Tensor.scatter_add_))
 
 
-def _names_rows(call: Call, dim: int, others: Sequence[int]) -> bool:
+def _names_rows(call: Call, others: Sequence[int]) -> bool:
     """Whether an index is the same for all elements of a row: it was expanded to the shape of the
     values, as sums over the edges of a graph are written."""
     x, index, *sources = call.tensors
