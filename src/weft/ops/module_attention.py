@@ -106,11 +106,8 @@ def _mask(
     mask: Tensor | None, padding: Tensor | None, num_heads: int, more: int, dtype: torch.dtype
 ) -> Tensor | None:
     """What is added to scores of batch, heads, queries and keys; `more` keys are seen by all."""
-    found = [
-        None if one is None else F.pad(_as_added(one, dtype), (0, more)) if more
-        else _as_added(one, dtype) for one in (mask, padding)
-    ]
-    mask, padding = found
+    mask, padding = (
+        None if one is None else _as_added(one, more, dtype) for one in (mask, padding))
     if mask is not None and mask.dim() == 3:
         mask = mask.unflatten(0, (-1, num_heads))
     if padding is not None:
@@ -120,10 +117,10 @@ def _mask(
     return mask + padding
 
 
-def _as_added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    if mask.is_floating_point():
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+def _as_added(mask: Tensor, more: int, dtype: torch.dtype) -> Tensor:
+    if not mask.is_floating_point():
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+    return F.pad(mask, (0, more)) if more else mask
 
 
 # Attention whose weights are wanted: of sharded queries, rows of weights stay with their queries.

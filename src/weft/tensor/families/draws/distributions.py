@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from weft.core import Layout
 from weft.rng import Source, samples
+from weft.tensor.placing.construct import empty
 from weft.tensor.placing.draw import drawn
-from weft.tensor.placing.layouts import as_sharded, local_to_sharded
+from weft.tensor.placing.layouts import as_sharded
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["sample"]
@@ -73,8 +74,7 @@ class _Noise(TorchFunctionMode):
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
             return self._draw(_shape_of(args or (kwargs["size"],)), dtype, sample)
         if func is torch.empty:
-            dtype = kwargs.get("dtype") or torch.get_default_dtype()
-            return self._empty(_shape_of(args or (kwargs["size"],)), dtype)
+            return self._empty(_shape_of(args or (kwargs["size"],)), kwargs.get("dtype"))
         if func is torch.Tensor.new and len(args) > 1:
             return self._empty(_shape_of(args[1:]), args[0].dtype)
         if func in _OF_PARAMETERS:  # a part of the distribution may have plain ones alone
@@ -85,11 +85,8 @@ class _Noise(TorchFunctionMode):
         layout = self._layout(shape)
         return drawn(lambda source: sample(source, dtype), self.mesh, layout, dtype)
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> ShardTensor:
-        layout, here = self._layout(shape), self.mesh.here
-        local_shape = (0,) if here is None else layout.local_shape_at(here)
-        local = torch.zeros(local_shape, dtype=dtype, device=self.mesh.device)
-        return local_to_sharded(local, self.mesh, layout)
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> ShardTensor:
+        return empty(shape, dtype=dtype, device_mesh=self.mesh, placements=self._layout(shape))
 
     def _layout(self, shape: tuple[int, ...]) -> Layout:
         """As the parameter with most cut dims among the last dims of the shape."""
