@@ -13,8 +13,8 @@ block, then by position, which makes every order strict.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -95,7 +95,7 @@ def split(group: BlockGroup, in_order: Tensor, ranks: Tensor, descending: bool =
         (blocks, rows, cuts), the same in every block. Source: see the head of this file.
     """
     num_rows, num_cuts = ranks.shape
-    device, keys = in_order.device, _Keys(in_order, descending)
+    device, keys_at = in_order.device, partial(_keys_at, in_order, descending)
     sizes = torch.tensor(group.sizes, device=device).view(-1, 1, 1)
     low = torch.zeros(group.num, num_rows, num_cuts, dtype=torch.long, device=device)
     high = sizes.expand_as(low).clone()
@@ -103,12 +103,12 @@ def split(group: BlockGroup, in_order: Tensor, ranks: Tensor, descending: bool =
     while bool((low < high).any()):
         places = _samples(low, high, min(_NUM_SAMPLES, max(group.sizes)))
         if first:  # the undecided elements are the same for every cut
-            shown = group.gather(keys.at(places[group.mine, :, :1])).expand_as(places)
+            shown = group.gather(keys_at(places[group.mine, :, :1])).expand_as(places)
             low, high = _narrowed(low, high, places, shown, ranks)
         elif num_cuts > 2:
-            low, high = _shared_out(group, keys, low, high, places, ranks)
+            low, high = _shared_out(group, keys_at, low, high, places, ranks)
         else:
-            shown = group.gather(keys.at(places[group.mine]))
+            shown = group.gather(keys_at(places[group.mine]))
             low, high = _narrowed(low, high, places, shown, ranks)
         first = False
         if in_order.is_meta:  # no data
@@ -145,24 +145,18 @@ def _samples(low: Tensor, high: Tensor, count: int) -> Tensor:
     return low.unsqueeze(-1) + width * steps // (count + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Sorted rows, of which keys are made only where samples are taken."""
-
-    in_order: Tensor
-    descending: bool
-
-    def at(self, places: Tensor) -> Tensor:
-        """The keys at positions (rows, ...); of a block of nothing, zeros."""
-        length = self.in_order.shape[1]
-        if not length:
-            return torch.zeros_like(places)
-        flat = places.reshape(places.shape[0], -1).clamp(max=length - 1)
-        return keys_of(self.in_order.gather(1, flat), self.descending).view(places.shape)
+def _keys_at(in_order: Tensor, descending: bool, places: Tensor) -> Tensor:
+    """The keys of sorted rows at positions (rows, ...); of a block of nothing, zeros."""
+    length = in_order.shape[1]
+    if not length:
+        return torch.zeros_like(places)
+    flat = places.reshape(places.shape[0], -1).clamp(max=length - 1)
+    return keys_of(in_order.gather(1, flat), descending).view(places.shape)
 
 
 def _shared_out(
-    group: BlockGroup, keys: _Keys, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
+    group: BlockGroup, keys_at: Callable[[Tensor], Tensor], low: Tensor, high: Tensor,
+    places: Tensor, ranks: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """`_narrowed`, with the cuts divided among the ranks: each gets the samples of its cuts and
     sends its conclusions."""
@@ -171,7 +165,7 @@ def _shared_out(
     counts = [stop - start for start, stop in pairwise(starts)]
     start, stop = starts[group.mine : group.mine + 2]
     each = num_rows * num_samples
-    own = keys.at(places[group.mine]).transpose(0, 1).reshape(-1)
+    own = keys_at(places[group.mine]).transpose(0, 1).reshape(-1)
     got = group.send(own, [count * each for count in counts], [(stop - start) * each] * group.num)
     shown = got.view(group.num, stop - start, num_rows, num_samples).transpose(1, 2)
     mine = slice(start, stop)
