@@ -150,21 +150,17 @@ def parse(text: str) -> Pattern:
     if len(sides) != 2:
         raise _malformed(text, f"it has {len(sides) - 1} arrows", [text])
     marks = _Marks(text)
-    operands = marks.tensors(sides[0], given=True)
-    optional, listed = frozenset(marks.optional), frozenset(marks.listed)
-    unread = frozenset(marks.unread)
-    marks.optional.clear()
-    marks.listed.clear()
-    results = marks.tensors(sides[1], given=False)
-    if marks.optional or (marks.listed and len(results) > 1):
+    operands, optional, listed = marks.tensors(sides[0], given=True)
+    results, absent, lists_results = marks.tensors(sides[1], given=False)
+    if absent or (lists_results and len(results) > 1):
         raise _malformed(text, "a result stands in brackets", [sides[1].strip()])
     given, kept = set(_names(operands)), set(_names(results))
     wrong = [f"{name}:{kind}" for name, kind in marks.kinds.items()
              if name in kept or kind not in KINDS]
     if wrong:
         raise _malformed(text, f"{len(wrong)} factors have a kind that means nothing", wrong)
-    stays = [at for at in unread if operands[at]]
-    moves = [at for at, dims in enumerate(operands) if dims and at not in unread]
+    stays = [at for at in marks.unread if operands[at]]
+    moves = [at for at, dims in enumerate(operands) if dims and at not in marks.unread]
     if stays and (len(stays) > 1 or moves):
         raise _malformed(text, "an operand that stays as it is stands beside others that have dims",
                          [sides[0].strip()])
@@ -181,8 +177,8 @@ def parse(text: str) -> Pattern:
     clash = any(re.fullmatch(r"d\d+", name) for name in given | kept)
     return Pattern(
         text, operands, results, reduce, frozenset(marks.whole), frozenset(marks.nonempty),
-        frozenset(marks.finish), frozenset(marks.beside), optional, listed, unread,
-        bool(marks.listed), LEAD if clash else "d", marks.windows,
+        frozenset(marks.finish), frozenset(marks.beside), optional, listed,
+        frozenset(marks.unread), bool(lists_results), LEAD if clash else "d", marks.windows,
         marks.spreads,
     )
 
@@ -197,20 +193,22 @@ class _Marks:
         self.kinds: dict[str, str] = {}
         self.finish: set[tuple[int, str]] = set()
         self.beside: set[tuple[int, str, str]] = set()
-        self.optional: list[int] = []
-        self.listed: list[int] = []
         self.unread: list[int] = []
         self.windows: dict[tuple[int, str], WindowText | None] = {}
         self.spreads: dict[tuple[int, str], WindowText] = {}
 
-    def tensors(self, side: str, given: bool) -> tuple[FactorDims, ...]:
-        """The tensors of one side of the arrow; `given` on the side of the operands."""
+    def tensors(
+        self, side: str, given: bool
+    ) -> tuple[tuple[FactorDims, ...], frozenset[int], frozenset[int]]:
+        """The tensors of one side of the arrow, and which stand in `[]` and in `{}`; `given` on the
+        side of the operands."""
         tensors: list[FactorDims] = []
+        optional, listed = set[int](), set[int]()
         for at, part in enumerate(side.split(",")):
             part = part.strip()
-            for pair, found in (("[]", self.optional), ("{}", self.listed)):
+            for pair, found in (("[]", optional), ("{}", listed)):
                 if part[:1] == pair[0] and part[-1:] == pair[1]:
-                    found.append(at)
+                    found.add(at)
                     part = part[1:-1]
             if part[:1] == "*" and given:
                 self.unread.append(at)
@@ -228,7 +226,7 @@ class _Marks:
             # A diagonal: sharding both of its dims alike would omit the blocks beside it.
             self.whole.update(name for name in named if named.count(name) > 1)
             tensors.append(tuple(dims))
-        return tuple(tensors)
+        return tuple(tensors), frozenset(optional), frozenset(listed)
 
     def _window(self, word: str, at: int, given: bool) -> str:
         """The factor to which a windowed dim belongs."""
