@@ -63,8 +63,10 @@ class RuleText:
             or None if the rule does not cover the call.
         along: the name of the argument that names dims, or a function (call, ndim) that gives them.
         default: the dims if that argument is None or absent; None means all.
-        linear: sets of operands of the string in which the op is linear: there partial sums pass.
-        bias: operands that are added to a contraction.
+        linear: sets of operands of the string in which the op is jointly linear: there partial
+            sums and means pass, when all of a set are partial.
+        bias: operands that are added to the result of a contraction, in any dtype. Where the
+            contracted factor is sharded, one rank adds them and the others add zeros.
         moves: elements only change position, so partial values of every kind pass through the
             linear sets; where the dtype changes, only sums.
         sizes: the name of the argument that gives the result's shape; with `along`, the lengths of

@@ -47,11 +47,8 @@ class Rule:
         sizes: the size of every factor.
         reduce: the kind of reduction of each factor that no result has.
         whole: factors that must not be sharded.
-        linear: sets of operands in which the op is jointly linear, so that P(sum) and P(avg) pass
-            when all of a set are partial.
-        bias: operands that are added to the result of a contraction, in any dtype. Where the
-            contracted factor is sharded, one rank adds them and the others add zeros.
-        moves: elements only change position, so P of every kind passes through the linear sets.
+        linear, bias, moves, by_size, needs_kernel, fill, on_box, keeps: those of `RuleText`, for
+            the tensors of the call.
         size_arg: position of the argument that gives the result's shape...
         size_dims: ...or the lengths of these of its dims (first, one past the last).
         counts: positions of arguments that are the size of a factor (`groups`). Where it is
@@ -59,25 +56,18 @@ class Rule:
         offsets: for factors of which each operand holds a part (concatenation): where in the factor
             the part of each operand begins.
         nonempty: factors that the op refuses with length 0, so that no shard may be empty.
-        by_size: whether lengths were compared to find the rule, so that other lengths may have
-            another rule.
         finish: pairs (operand, factor): the factor may stay sharded in this operand, and the kernel
             of the op combines the shards. A result without the factor is then whole, or
             partial if `reduce` names a kind.
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
             operand, whose shards the kernel combines; it then shards the factor in no other
             operand.
-        needs_kernel: whether the op itself would not do, so that the rule covers only calls of
-            which the kernel combines shards.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
             where it is sharded, ranks get the boxes that their shards of the factor read.
         spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
             read backwards: ranks get the boxes that their shards of the result are made of.
         folds: whether the local op, given such a window, leaves boxes of partial values instead,
             which the ranks sum.
-        fill: what fills a box where it reaches beyond the operand.
-        on_box: what runs on the boxes.
-        keeps: whether autograd keeps them.
         op: the overload to run on the local tensors, if it is not the one that was called...
         args: ...with these positional arguments.
     """
