@@ -135,8 +135,8 @@ def _rule(each: RuleText, entry: Entry, examples: dict[str, AtenCall]) -> str:
         strings.append((said or "a function of the call") if found is None else f"*{_text(found)}*")
     options = []
     if each.along is not None:
-        along = each.along if isinstance(each.along, str) else getattr(each.along, "name", "")
-        options.append(f"along `{along}`" if along else "along dims of the call")
+        along = f"`{each.along}`" if isinstance(each.along, str) else _said(each.along)
+        options.append(f"along {along or 'dims of the call'}")
     if each.linear:
         sets = ["+".join(map(str, members)) for members in each.linear]
         options.append(f"linear {', '.join(sets)}")

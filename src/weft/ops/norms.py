@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from weft.ops.precision import widened
-from weft.rules import Call, Last, op, page, rule
+from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 from weft.transport.nodes import REDUCTIONS
 
@@ -296,7 +296,9 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / _norm_except_dim(v, 2, dim))
 
 
-_SHAPE = Last("normalized_shape")
+def _last(call: Call, ndim: int) -> tuple[int, ...]:
+    """the last dims, as many as `normalized_shape` lists lengths"""
+    return tuple(range(ndim - len(call.get("normalized_shape")), ndim))
 
 
 def _batch_norm_result(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -321,11 +323,11 @@ def _layer_norm_result(
 
 
 PAGE = page(
-    op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm,
+    op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_last), kernel=_layer_norm,
        result=_layer_norm_result),
-    op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm,
+    op("rms_norm", rule("... s~, [s] -> ... s", along=_last), kernel=_rms_norm,
        result=_layer_norm_result),
-    op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
+    op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_last)),
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",
             serves=lambda call: not call.get("training")),

@@ -36,18 +36,7 @@ from weft.rules.notation import Pattern, parse
 from weft.rules.rule import Rule
 from weft.rules.window import OnBox, Tables
 
-__all__ = ["Entry", "Last", "Page", "RuleText", "Text", "op", "page", "rule"]
-
-
-@dataclass(frozen=True, slots=True)
-class Last:
-    """The last dims of an operand, as many as an argument lists lengths: `normalized_shape`."""
-
-    name: str
-
-    def __call__(self, call: Call, ndim: int) -> tuple[int, ...]:
-        return tuple(range(ndim - len(call.get(self.name)), ndim))
-
+__all__ = ["Entry", "Page", "RuleText", "Text", "op", "page", "rule"]
 
 Text = str | Callable[[Call, Sequence[bool]], "str | Rule | None"]
 """A factor string, or a function that gives one (or a Rule) for a call and its wanted gradients."""
