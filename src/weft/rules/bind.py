@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -18,20 +18,6 @@ __all__ = ["bind", "fits", "operand_places", "result_shapes"]
 Shape = Sequence[int]
 Along = tuple[int, ...] | None
 """The dims that an argument names, in its own order; () means all; None: no such argument."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """The tensors of a pattern with a name for every dim."""
-
-    operands: tuple[FactorDims, ...]
-    results: tuple[FactorDims, ...]
-    reduce: Mapping[str, str]
-    whole: frozenset[str]
-    nonempty: frozenset[str]
-    finish: frozenset[tuple[int, str]]
-    beside: frozenset[tuple[int, str, str]]
-    has_compounds: bool
 
 
 def operand_places(
@@ -121,10 +107,10 @@ def bind(
         windowed.update((at, name) for at, place in enumerate(places)
                         for operand, name in pattern.windows if operand == place)
         windowed.update((num + at, name) for at, name in pattern.spreads)
-    sizes = _sizes(pattern, dims, shapes, named.has_compounds, known_sizes, windowed)
+    sizes = _sizes(pattern, dims, shapes, pattern.has_compounds, known_sizes, windowed)
     whole = named.whole
     ones: frozenset[str] = frozenset()
-    if named.has_compounds:
+    if pattern.has_compounds:
         # A factor of size 1 in a compound dim would precede the one that can be sharded.
         ones = frozenset([
             name for tensor in dims for factors in tensor if len(factors) > 1
@@ -189,7 +175,7 @@ def result_shapes(pattern: Pattern, operands: Sequence[Shape]) -> list[tuple[int
     ndims = tuple([len(tensor) + (leads - 1 if (LEAD,) in tensor else 0)
                    for tensor in pattern.results])
     named = _named(pattern, places, operands, ndims, (), None)
-    sizes = _sizes(pattern, named.operands, operands, named.has_compounds)
+    sizes = _sizes(pattern, named.operands, operands, pattern.has_compounds)
     asked = {name for tensor in named.results for factors in tensor for name in factors}
     sizes.update({name: int(name) for name in asked if name.isdigit()})
     unknown = sorted(asked - sizes.keys())
@@ -210,8 +196,8 @@ def _product(factors: Sequence[str], sizes: Mapping[str, int]) -> int:
 def _named(
     pattern: Pattern, places: tuple[int, ...], operands: Sequence[Shape],
     result_ndims: tuple[int, ...], results: Sequence[Shape], along: Along,
-) -> _Named:
-    """The tensors with a name for every dim."""
+) -> Pattern:
+    """The pattern of these tensors, with a name for every dim."""
     try:
         return _name(pattern, places, tuple(map(len, operands)), result_ndims, along)
     except _Misfit as misfit:
@@ -232,7 +218,7 @@ class _Misfit(Exception):
 def _name(
     pattern: Pattern, places: tuple[int, ...], ndims: tuple[int, ...],
     result_ndims: tuple[int, ...], along: Along,
-) -> _Named:
+) -> Pattern:
     operands = [pattern.operands[place] for place in places]
     results = pattern.results * len(result_ndims) if pattern.lists_results else pattern.results
     expansion = _Expansion(pattern, [*operands, *results], [*ndims, *result_ndims], along)
@@ -240,20 +226,19 @@ def _name(
              for place, tensor, ndim in zip(places, operands, ndims)]
     made = [expansion.tensor(tensor, ndim, True) for tensor, ndim in zip(results, result_ndims)]
     of = expansion.names_of
-    return _Named(
-        tuple(given), tuple(made),
-        {name: kind for word, kind in pattern.reduce.items() for name in of(word)},
-        frozenset([name for word in pattern.whole for name in of(word)]),
-        frozenset([name for word in pattern.nonempty for name in of(word)]),
-        frozenset([
+    return replace(
+        pattern, operands=tuple(given), results=tuple(made),
+        reduce={name: kind for word, kind in pattern.reduce.items() for name in of(word)},
+        whole=frozenset([name for word in pattern.whole for name in of(word)]),
+        nonempty=frozenset([name for word in pattern.nonempty for name in of(word)]),
+        finish=frozenset([
             (at, name) for at, place in enumerate(places)
             for operand, word in pattern.finish if operand == place for name in of(word)
         ]),
-        frozenset([
+        beside=frozenset([
             (at, name, of(other)[0]) for at, place in enumerate(places)
             for operand, word, other in pattern.beside if operand == place for name in of(word)
         ]),
-        any(len(factors) > 1 for tensor in (*given, *made) for factors in tensor),
     )
 
 

@@ -83,6 +83,7 @@ class Pattern:
         optional, listed: the operands in `[]` and in `{}`.
         unread: the operands with `*`.
         lists_results: whether the result is in `{}`.
+        has_compounds: whether a dim has several factors.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor;
             None where a table is the window.
         spreads: the same of results: (result, factor) -> the window, read backwards.
@@ -101,6 +102,7 @@ class Pattern:
     listed: frozenset[int] = frozenset()
     unread: frozenset[int] = frozenset()
     lists_results: bool = False
+    has_compounds: bool = False
     lead: str = "d"
     windows: Mapping[tuple[int, str], WindowText | None] = field(
         default_factory=dict[tuple[int, str], WindowText | None]
@@ -178,8 +180,9 @@ def parse(text: str) -> Pattern:
     return Pattern(
         text, operands, results, reduce, frozenset(marks.whole), frozenset(marks.nonempty),
         frozenset(marks.finish), frozenset(marks.beside), optional, listed,
-        frozenset(marks.unread), bool(lists_results), LEAD if clash else "d", marks.windows,
-        marks.spreads,
+        frozenset(marks.unread), bool(lists_results),
+        any(len(factors) > 1 for tensor in (*operands, *results) for factors in tensor),
+        LEAD if clash else "d", marks.windows, marks.spreads,
     )
 
 
