@@ -102,11 +102,7 @@ def bind(
     shapes = [*operands, *results]
     dims = (*named.operands, *named.results)
     num = len(operands)
-    windowed: set[tuple[int, str]] = set()
-    if pattern.windows or pattern.spreads:
-        windowed.update((at, name) for at, place in enumerate(places)
-                        for operand, name in pattern.windows if operand == place)
-        windowed.update((num + at, name) for at, name in pattern.spreads)
+    windowed = {*named.windows, *[(num + at, name) for at, name in named.spreads]}
     sizes = _sizes(pattern, dims, shapes, pattern.has_compounds, known_sizes, windowed)
     whole = named.whole
     ones: frozenset[str] = frozenset()
@@ -130,12 +126,10 @@ def bind(
                  for at, (place, dims) in enumerate(zip(places, given))]
     if windowed:
         more["windows"] = {
-            (at, name): tables[name] if (text := pattern.windows[places[at], name]) is None
-            else _window(text, sizes) for at, name in sorted(windowed) if at < num
+            (at, name): tables[name] if text is None else _window(text, sizes)
+            for (at, name), text in named.windows.items()
         }
-        more["spreads"] = {
-            place: _window(text, sizes) for place, text in pattern.spreads.items()
-        }
+        more["spreads"] = {place: _window(text, sizes) for place, text in named.spreads.items()}
     nonempty = more.pop("nonempty", frozenset()) | named.nonempty
     return Rule(
         tuple(given), tuple(bound[num:]), sizes, named.reduce, whole, nonempty=nonempty,
@@ -239,6 +233,10 @@ def _name(
             (at, name, of(other)[0]) for at, place in enumerate(places)
             for operand, word, other in pattern.beside if operand == place for name in of(word)
         ]),
+        windows={
+            (at, name): text for at, place in enumerate(places)
+            for (operand, name), text in pattern.windows.items() if operand == place
+        },
     )
 
 
