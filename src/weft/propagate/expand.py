@@ -48,21 +48,16 @@ def decide(
         frame.slices = [None if at == target else one for at, one in enumerate(slices)]
     num_axes = len(frame.sizes)
     choices = [zero_cost_choice(frame, axis) for axis in range(num_axes)]
-    # Whether shards are empty is a matter of lengths.
-    by_form = not rule.by_size and (not rule.nonempty or rule.nonempty.isdisjoint(
-        [factor for row in frame.held for factor in row]))
-    compared = {axis for axis, choice in enumerate(choices) if choice is NEEDS_COST}
-    for axis, choice in enumerate(choices):
-        if choice is NEEDS_COST:
-            choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))
-            by_form = False
+    compared = [axis for axis, choice in enumerate(choices) if choice is NEEDS_COST]
+    for axis in compared:
+        choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))
     _drop_mixed_kinds(frame, choices)
     cut: dict[str, Cut] = {}
     for axis, choice in enumerate(choices):
         if isinstance(choice, str) and choice not in cut:
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
             order, cuts = cuts_of_factor(frame, layouts, choice, axes)
-            if cuts is not None and (rule.unread or not compared.isdisjoint(axes)):
+            if cuts is not None and (rule.unread or any(axis in compared for axis in axes)):
                 cuts = spread_sole_shard(frame, layouts, choice, order, cuts)
             for other in axes:
                 if other not in order:
@@ -73,10 +68,13 @@ def decide(
     operands = _operands(frame, layouts, choices, cut, beside)
     results = _results(frame, call, layouts[0], choices, cut)
     finish = _finished_dims(frame, cut) if frame.finished else ()
-    by_form = by_form and not beside
     local = local_call(rule, call, operands, results, cut)
-    by_form = by_form and "runs" not in local and not (rule.windows or rule.spreads) and (
-        cut.keys().isdisjoint(rule.offsets))
+    by_form = not (
+        compared or beside or rule.by_size or rule.windows or rule.spreads or "runs" in local
+    ) and cut.keys().isdisjoint(rule.offsets) and (
+        # Whether shards are empty is a matter of lengths.
+        not rule.nonempty or rule.nonempty.isdisjoint(
+            [factor for row in frame.held for factor in row]))
     return Decision(
         operands, results, op=rule.op, chosen=tuple([
             "" if choice is None else choice if isinstance(choice, str)
