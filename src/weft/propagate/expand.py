@@ -145,10 +145,9 @@ def _frame(
             for dim, (factors, axes) in enumerate(zip(dims, layout.dims)):
                 lead = UNKNOWN_FACTOR
                 if factors:
-                    lead, inner = factors[0], 1
-                    if len(factors) > 1:
-                        barred.update(factors[1:])
-                        inner = math.prod([rule.sizes[name] for name in factors[1:]])
+                    lead = factors[0]
+                    barred.update(factors[1:])
+                    inner = math.prod([rule.sizes[name] for name in factors[1:]])
                     leads.setdefault(lead, []).append((index, dim, inner))
                 if index in rule.unread and lead in rule.whole:
                     continue  # it stays sharded in this dim, and the result has others
@@ -204,12 +203,9 @@ def _bar(
     by a kind that has a gradient where one is wanted."""
     for dims in rule.results:
         kept = {factors[0] for factors in dims if factors}
-        for factors in dims:
-            if len(factors) > 1:
-                barred.update(factors[1:])
-        for name in leads:
-            if name not in kept and name not in rule.reduce and name not in finished:
-                barred.add(name)
+        barred.update(*[factors[1:] for factors in dims])
+        barred.update([name for name in leads if name not in kept and name not in rule.reduce
+                       and name not in finished])
     if rule.reduce and True in wants_grad:
         barred.update(
             name for name, kind in rule.reduce.items() if kind not in _GRADIENT_KINDS
@@ -236,27 +232,22 @@ def _operands(
     cut: dict[str, Cut], beside: Sequence[str] = (),
 ) -> tuple[Layout, ...]:
     rule = frame.rule
-    entering: dict[int, list[tuple[int, str]]] = {}
+    entering: list[dict[int, str]] = [{} for _ in layouts]
     for axis, choice in enumerate(choices):
         if choice is None:
             continue
         if isinstance(choice, PassPartial):
             for member in choice.members:
-                entering.setdefault(member, []).append((axis, choice.kind))
+                entering[member][axis] = choice.kind
         elif choice in rule.reduce:
             for member in bias_operands(frame, choice):
-                entering.setdefault(member, []).append((axis, "sum"))
+                entering[member][axis] = "sum"
     out: list[Layout] = []
     for index, (dims, layout) in enumerate(zip(rule.operands, layouts)):
         if dims is None or index in rule.unread:
             out.append(layout)
             continue
-        partial = layout.partial
-        if index in entering or any(partial):
-            fresh: list[str | None] = [None] * len(partial)
-            for axis, kind in entering.get(index, ()):
-                fresh[axis] = kind
-            partial = tuple(fresh)
+        partial = tuple([entering[index].get(axis) for axis in range(len(layout.partial))])
         mine = cut if not beside else {
             name: how for name, how in cut.items()
             if name not in beside or index in frame.beside[name][1]
