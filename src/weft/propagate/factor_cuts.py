@@ -38,20 +38,15 @@ def cuts_of_factor(
     if factor in frame.finished:  # as in the operand that brings it sharded
         brings = frame.finished[factor]
         places = [place for place in places if place[0] in brings]
-    operand, dim, inner = places[0]
-    if len(places) > 1:
-        most = (-1, -1.0)
-        for place in places:
-            layout = layouts[place[0]]
-            have = layout.dims[place[1]]
-            score = (sum(axis in have for axis in axes), frame.nbytes[place[0]])
-            if score > most:
-                most, (operand, dim, inner) = score, place
+
+    def score(place: tuple[int, int, int]) -> tuple[int, float]:
+        have = layouts[place[0]].dims[place[1]]
+        return sum([axis in have for axis in axes]), frame.nbytes[place[0]]
+
+    operand, dim, inner = max(places, key=score)
     layout = layouts[operand]
     have = layout.dims[dim]
-    order = tuple([axis for axis in have if axis in axes])
-    if len(order) < len(axes):
-        order += tuple([axis for axis in axes if axis not in order])
+    order = (*[axis for axis in have if axis in axes], *[axis for axis in axes if axis not in have])
     offsets = frame.rule.offsets.get(factor)
     length = frame.rule.sizes[factor]
     sizes = [frame.sizes[axis] for axis in order]
@@ -106,9 +101,7 @@ def _units(
     """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
     have = layout.dims[dim]
     if window is not None:
-        if have != order:
-            return None
-        return _under_window(window, layout, dim, length)
+        return _under_window(window, layout, dim, length) if have == order else None
     if have == order:
         if inner == 1:
             return layout.cuts[dim]
