@@ -248,10 +248,14 @@ def _longer(
     dtype: torch.dtype = getattr(torch, source.dtype)
     if not (dtype.is_floating_point if is_half else dtype.is_complex):
         return None
-    told = call.get("n") if "n" in call.names else call.get("s")
+    told = call.get("n", call.get("s"))
+    if told is None:
+        return None
     lengths = [told] if isinstance(told, int) else told
-    dims = _dims(len(source.shape), lengths, call.get("dim"), name)
-    resized = {dim: length for dim, length in zip(dims, lengths or ()) if length != -1}
+    named = call.get("dim")
+    named = range(-len(lengths), 0) if named is None else named
+    dims = tuple([dim % layout.ndim for dim in ([named] if isinstance(named, int) else named)])
+    resized = {dim: length for dim, length in zip(dims, lengths) if length != -1}
     if not any(layout.dims[dim] and length > layout.shape[dim]
                for dim, length in resized.items()):
         return None
@@ -260,17 +264,6 @@ def _longer(
     return _carried_out(_Transform(
         "r2c" if is_half else "c2c", dims, 2 - norm if forward else norm, forward,
         call.results[0].shape[dims[-1]], resized), layout)
-
-
-def _dims(ndim: int, lengths: Sequence[int] | None, dim: Any, name: str) -> tuple[int, ...]:
-    """The dims that a function of torch.fft transforms."""
-    if dim is None:
-        count = 2 if name.endswith("2") else ndim if lengths is None else len(lengths)
-        dim = -1 if name in _OF_ONE_DIM else range(-count, 0)
-    return tuple([at % ndim for at in ([dim] if isinstance(dim, int) else dim)])
-
-
-_OF_ONE_DIM = ("fft_fft", "fft_ifft", "fft_rfft")
 
 
 def _irfftn(
