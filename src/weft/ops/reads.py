@@ -370,8 +370,6 @@ def _repeat_interleave(
 
 def _by_masks(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """What masks select, whose number is read."""
-    if not any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices):
-        return NotImplemented
     return x[tuple([slice(None) if one is None else one for one in indices])]
 
 

@@ -105,8 +105,7 @@ class OwnRule:
                 found = bind(
                     pattern, shapes, [result.shape for result in results],
                     linear=tuple([tuple(sorted(members)) for members in linear]),
-                    moves=self.moves, nonempty=self.nonempty.intersection(
-                        factors[0] for tensor in pattern.operands for factors in tensor if factors),
+                    moves=self.moves, nonempty=self.nonempty,
                 )
             except LayoutError as misfit:
                 misfits.append(misfit)
