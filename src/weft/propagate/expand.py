@@ -145,9 +145,10 @@ def _frame(
             for dim, (factors, axes) in enumerate(zip(dims, layout.dims)):
                 lead = UNKNOWN_FACTOR
                 if factors:
-                    lead = factors[0]
-                    barred.update(factors[1:])
-                    inner = math.prod([rule.sizes[name] for name in factors[1:]])
+                    lead, inner = factors[0], 1
+                    if len(factors) > 1:
+                        barred.update(factors[1:])
+                        inner = math.prod([rule.sizes[name] for name in factors[1:]])
                     leads.setdefault(lead, []).append((index, dim, inner))
                 if index in rule.unread and lead in rule.whole:
                     continue  # it stays sharded in this dim, and the result has others
@@ -247,7 +248,9 @@ def _operands(
         if dims is None or index in rule.unread:
             out.append(layout)
             continue
-        partial = tuple([entering[index].get(axis) for axis in range(len(layout.partial))])
+        partial = layout.partial
+        if entering[index] or any(partial):
+            partial = tuple([entering[index].get(axis) for axis in range(len(partial))])
         mine = cut if not beside else {
             name: how for name, how in cut.items()
             if name not in beside or index in frame.beside[name][1]
