@@ -6,26 +6,29 @@ them has a gradient that is the sum over the ranks: `psum` is an all-reduce in b
 the gradient of `all_gather` is reduce-scattered, as in JAX's `jax.lax` under `shard_map`. All ranks
 along the axes call the same collectives in the same order; `weft.debug()` compares these calls.
 
-Each is a transition between two layouts of the tensor that the ranks hold together, planned and
-run like every other. Where a dim is joined from the ranks' blocks, their lengths may differ: the
-lengths are exchanged first, unless `sizes` gives them.
+Each, except `ppermute`, is a transition between two layouts of the tensor that the ranks hold
+together, planned and run like every other. Where a dim is joined from the ranks' blocks, their
+lengths may differ: the lengths are exchanged first, unless `sizes` gives them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor
 
-from weft.comm import BoundMesh
-from weft.core import Layout, P
+from weft.comm import BoundMesh, Communicator
+from weft.core import AxisName, Layout, P
 from weft.core.arguments import MeshLike
 from weft.core.counterparts import said_of
+from weft.core.integers import listed
 from weft.core.names import also_called
 from weft.errors import LayoutError, ShardTypeError
-from weft.local.permute import Permute, as_pairs
-from weft.local.region import Axes, axes_of, mesh_of_region
+from weft.local.sides import mesh_of_region
+from weft.ops.all_to_all import AllToAll
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import traffic
@@ -40,6 +43,9 @@ def __getattr__(name: str) -> NoReturn:
     """For torch.distributed's names."""
     raise AttributeError(f"module 'weft.collectives' has no attribute {name!r}{said_of(name)}")
 
+
+Axes = AxisName | int | tuple[AxisName | int, ...]
+"""One mesh axis, by name or number, or several, major to minor."""
 
 _JOINED = "dim=0; blocks are joined unless tiled=False, which is JAX's default"
 
@@ -249,17 +255,17 @@ def ppermute(
         MeshError: as in `psum`.
     """
     sub = _along_of(x, mesh, axes, "ppermute")
-    pairs = as_pairs(perm, sub.size())
+    pairs = _as_pairs(perm, sub.size())
     comm = sub.everyone()
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
     with traffic.label("ppermute", "asked for"):
-        return Permute(comm)(x, pairs, known)
+        return _Permute(comm)(x, pairs, known)
 
 
 def _along(mesh: MeshLike | None, axes: Axes, call: str) -> BoundMesh:
     """The mesh of only these axes, in their order, through this rank."""
     whole = mesh_of_region(mesh, call)
-    numbers = axes_of(whole, axes, call)
+    numbers = whole.axes(axes if isinstance(axes, tuple) else (axes,), call)
     known = whole.cache.setdefault("along", {})
     if numbers not in known:
         whole.comm(numbers)  # raises outside the mesh; all rows of the mesh make their groups
@@ -335,3 +341,58 @@ def _cut_whole(
 ) -> Layout:
     spec = P(*[None] * dim, tuple(range(sub.ndim)))
     return Layout(sub.abstract, shape, spec, sizes={dim: "flat" if sizes is None else tuple(sizes)})
+
+
+_Pairs = tuple[tuple[int, int], ...]
+"""(from, to), positions in a group."""
+
+
+def _as_pairs(perm: Sequence[tuple[int, int]], size: int) -> _Pairs:
+    """The pairs, checked: of positions that exist, each at most once on a side."""
+    given: Any = perm
+    if isinstance(given, Mapping) or any(len(listed(pair) or ()) != 2 for pair in given):
+        raise ShardTypeError(
+            "ppermute(perm)", f"{perm!r} is of type {type(perm).__name__}",
+            "it is a list of pairs (from, to) of places", [repr(perm)],
+            f"[(i, (i + 1) % {size}) for i in range({size})]")
+    pairs = tuple((int(source), int(target)) for source, target in perm)
+    outside = [pair for pair in pairs if not all(0 <= place < size for place in pair)]
+    twice = [
+        pair for side in (0, 1) for pair in pairs
+        if sum(other[side] == pair[side] for other in pairs) > 1
+    ]
+    if outside or twice:
+        raise LayoutError(
+            "ppermute(perm)", f"{len(outside)} pairs name no place of 0 to {size - 1}, "
+            f"{len(set(twice))} name a place that another pair names on the same side",
+            "each place sends to one place at most and receives from one at most",
+            [*outside, *dict.fromkeys(twice)],
+            f"[(i, (i + 1) % {size}) for i in range({size})]")
+    return pairs
+
+
+@dataclass(frozen=True)
+class _Permute(AllToAll):
+    """Sends blocks by pairs of positions in a group: no change of layout."""
+
+    what: ClassVar[str] = "blocks by pairs"
+    of_gradient: ClassVar[str] = "gradient of ppermute"
+
+    comm: Communicator
+
+    def __call__(self, x: Tensor, pairs: _Pairs, shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """What comes to this rank; zeros like `x` where nothing does. `shapes` are those of all
+        ranks' tensors."""
+        me, size = self.comm.index, self.comm.size
+        send, recv = [0] * size, [0] * size
+        made, flat = shapes[me], x.reshape(-1)[:0]
+        for source, target in pairs:
+            if source == me:
+                flat = x.reshape(-1)
+                send[target] = flat.numel()
+            if target == me:
+                made, recv[source] = shapes[source], math.prod(shapes[source])
+        got = self.send(flat, send, recv)
+        if any(target == me for _, target in pairs):
+            return got.view(made)
+        return x.new_zeros(made) + got.sum().to(x.dtype)  # all ranks take part in the backward

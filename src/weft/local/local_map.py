@@ -14,13 +14,13 @@ from typing import Any
 from weft.core.arguments import MeshLike
 from weft.core.names import also_called
 from weft.errors import ShardTypeError
-from weft.local.region import region
 from weft.local.sides import (
     entered,
     leaves_of,
     left,
     mesh_of,
     placed,
+    region,
     spread,
     values_of,
 )
@@ -30,7 +30,8 @@ from weft.tensor.modes import inside_region
 __all__ = ["local_map"]
 
 
-@also_called(f="fn", check_vma="check", check_rep="check")
+@also_called(
+    f="fn", func="fn", device_mesh="mesh", check_vma="check", check_rep="check")
 def local_map(
     fn: Callable[..., Any] | None = None,
     *positional: Any,
@@ -39,11 +40,9 @@ def local_map(
     mesh: MeshLike | None = None,
     check: bool = False,
     sizes: Any = "infer",
-    func: Callable[..., Any] | None = None,
     out_placements: Any = None,
     in_placements: Any = None,
     in_grad_placements: Any = None,
-    device_mesh: MeshLike | None = None,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
     """`fn` as a function of ShardTensors: it is called with, and returns, local tensors.
@@ -55,21 +54,21 @@ def local_map(
     tensor.
 
     Args:
-        fn: a function of plain tensors and other values; None makes a decorator. All other
-            arguments are keywords, because torch and JAX have them in opposite orders.
+        fn: a function of plain tensors and other values, also accepted as `func`; None makes a
+            decorator. All other arguments are keywords, because torch and JAX have them in opposite
+            orders.
         in_specs: a spec for each positional argument, or one for all of them. A spec applies to all
             tensors in a nested argument. None passes an argument as it is, which
             must then contain no ShardTensor. Keyword arguments are passed like that.
         out_specs: a spec for each result, or one for all of them. With a partial one (placements
             with `Partial()`) the ranks return partial values.
-        mesh: the mesh; None takes that of the first ShardTensor, else the current one.
+        mesh: the mesh, also accepted as `device_mesh`; None takes that of the first ShardTensor,
+            else the current one.
         check: compare over the ranks that results agree in shape and dtype, and that results
             declared replicated are equal, and raise on all ranks if not.
         sizes: how a result's blocks make up its shape, as in `ShardTensor.from_local`: "infer"
             and "chunk" ask the ranks, and "chunk" raises if the cuts are not the default ones; a
             map tensor dim -> sizes needs no exchange.
-        func: torch's name of `fn`.
-        device_mesh: torch's name of `mesh`.
         in_placements: instead of `in_specs`, with torch's meaning: one for each leaf of the nested
             arguments. None takes ShardTensors in their layouts. Plain tensors are passed as they
             are; if no argument is a ShardTensor, `fn` is called directly.
@@ -95,11 +94,8 @@ def local_map(
     ... )  # doctest: +SKIP
     """
     _refuse_positional(positional)
-    fn, mesh = _one("fn", fn, "func", func), _one("mesh", mesh, "device_mesh", device_mesh)
     torchs = (in_placements, out_placements, in_grad_placements) != (None, None, None)
     if torchs:
-        _one("in_specs", in_specs, "in_placements", in_placements)
-        _one("out_specs", out_specs, "out_placements", out_placements)
         _refuse_mixed(in_specs, out_specs)
     if fn is None:
         return functools.partial(
@@ -151,16 +147,6 @@ def _refuse_positional(positional: tuple[Any, ...]) -> None:
             [repr(one) for one in positional],
             "local_map(fn, in_specs=..., out_specs=...), or in_placements=..., "
             "out_placements=...")
-
-
-def _one(ours: str, first: Any, torchs: str, second: Any) -> Any:
-    """The value that was given by one of two names."""
-    if first is not None and second is not None:
-        raise ShardTypeError(
-            f"local_map({ours}=, {torchs}=)", "both are given",
-            f"{torchs} is torch's name of {ours}, which is given once", [ours, torchs],
-            f"local_map(..., {ours}=...)")
-    return second if first is None else first
 
 
 def _refuse_mixed(in_specs: Any, out_specs: Any) -> None:

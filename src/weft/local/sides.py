@@ -1,31 +1,55 @@
-"""The two sides of a region: arguments become local tensors, and results become ShardTensors."""
+"""A region, in which code runs on local tensors, and its two sides: arguments become local tensors,
+and results become ShardTensors."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P, is_placements
+from weft.core.arguments import MeshLike
+from weft.core.scopes import setting
 from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError
-from weft.local.region import mesh_of_region
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.trace.trees import leaves, map_tensors
 
 __all__ = [
-    "Joined", "Spec", "entered", "leaves_of", "left", "mesh_of", "placed", "spread", "values_of",
+    "Joined", "Spec", "entered", "leaves_of", "left", "mesh_of", "mesh_of_region", "placed",
+    "region", "spread", "values_of",
 ]
 
 Spec = Any
 """A P, placements or a Layout; None for an argument or result without tensors."""
 
 Joined = Callable[[Sequence[Any]], Any]
+
+
+class _Innermost(threading.local):
+    mesh: BoundMesh | None = None
+
+
+_innermost = _Innermost()
+
+
+def region(mesh: BoundMesh) -> AbstractContextManager[None]:
+    """Inside, collectives run over the axes of this mesh."""
+    return setting(_innermost, mesh=mesh)
+
+
+def mesh_of_region(mesh: MeshLike | None, call: str) -> BoundMesh:
+    """A given mesh, else that of the innermost region of this thread, else the current one; else
+    MeshError."""
+    if mesh is None and _innermost.mesh is not None:
+        return _innermost.mesh
+    return as_bound_mesh(mesh, f"{call}(mesh=)")
 
 
 def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
