@@ -11,12 +11,13 @@ from typing import Any
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, Shard
+from weft.core.integers import integers
 from weft.errors import LayoutError, ShardTypeError
 from weft.tensor.placing.layouts import as_layout
 
-__all__ = ["ASKS", "form_of", "is_asked", "said_layout"]
+__all__ = ["form_of", "is_asked", "said_layout"]
 
-ASKS = ("infer", "chunk")
+_ASKS = ("infer", "chunk")
 """Sizes that ranks have to exchange."""
 
 _FIX = "from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})"
@@ -28,7 +29,7 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
     """Whether ranks have to exchange the sizes of their blocks. It depends only on the arguments,
     not on the local tensor, which is each rank's own."""
     is_map = isinstance(sizes, Mapping)
-    if not is_map and sizes not in ASKS:
+    if not is_map and sizes not in _ASKS:
         raise LayoutError(
             "from_local(sizes=)", f"sizes is {sizes!r}",
             'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
@@ -74,12 +75,12 @@ def said_layout(
             ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
     ndim = len(local) if shape is None else len(shape)
     form = form_of(mesh, ndim, placements, call)
-    told = dict(sizes) if isinstance(sizes, Mapping) else {}
+    told = {_dim(dim, ndim): given for dim, given in sizes.items()} if (
+        isinstance(sizes, Mapping)) else {}
     if shapes is not None:
-        told = _together(told, _of_shapes(form, shapes), ndim)
+        told = _with_shapes(told, form, shapes)
     if shape is not None:
         return Layout.placed(mesh, shape, placements, call, told or None)
-    told = {_dim(dim, ndim): given for dim, given in told.items()}
     placed = {
         one.dim % ndim: one.sizes for one in placements if getattr(one, "sizes", None)
     } if isinstance(placements, (list, tuple)) else {}
@@ -91,7 +92,7 @@ def said_layout(
         elif isinstance(given, str):
             wrong.append(f"dim {dim}: {given!r}, of no known length")
         elif given is not None:
-            lengths[dim] = sum(_whole(given, dim))
+            lengths[dim] = sum(integers(given, f"from_local(sizes={{{dim}: ...}})", "sizes", _FIX))
     if wrong:
         name = "sizes=" if shapes is None else "sharding_shapes="
         raise LayoutError(
@@ -106,79 +107,50 @@ def _dim(dim: Any, ndim: int) -> Any:
     return dim % ndim if is_one else dim  # Layout refuses the others
 
 
-def _whole(sizes: Any, dim: int) -> tuple[int, ...]:
-    """Raises ShardTypeError if they are not a sequence of whole numbers."""
-    try:
-        return tuple([index(size) for size in sizes])
-    except TypeError as error:
-        raise ShardTypeError(
-            "from_local(sizes=)", f"dim {dim} has the sizes {sizes!r}",
-            "sizes are whole numbers, one per shard", [repr(sizes)], _FIX) from error
-
-
-def _together(told: Map, of_shapes: Map, ndim: int) -> dict[Any, Any]:
-    """`sizes` and `sharding_shapes`, both given, checked to agree."""
-    out = {_dim(dim, ndim): given for dim, given in told.items()}
-    wrong = [
-        f"dim {dim}: sizes {tuple(out[dim])}, sharding_shapes {given}"
-        for dim, given in of_shapes.items() if dim in out and tuple(out[dim]) != given
-    ]
-    if wrong:
-        raise LayoutError(
-            "from_local(sizes=, sharding_shapes=)", f"they differ in {len(wrong)} dims",
-            "both say the sizes of shards, and one of them is enough", wrong, _FIX)
-    return {**of_shapes, **out}
-
-
-def _of_shapes(form: Layout, shapes: Map) -> dict[int, tuple[int, ...]]:
-    """Sizes per dim that one axis shards, from the shapes of the shards along each axis."""
-    out: dict[int, tuple[int, ...]] = {}
+def _with_shapes(told: Map, form: Layout, shapes: Map) -> dict[Any, Any]:
+    """The given sizes, and those of the dims that one axis shards, from the shapes of the shards
+    along each axis."""
+    out: dict[Any, Any] = dict(told)
     wrong: list[str] = []
-    seen: dict[int, Any] = {}
+    seen: set[int] = set()
     for name, given in shapes.items():
         axis = form.mesh.axis(name, "from_local(sharding_shapes=)")
+        dim, each = form.on(axis), _as_shapes(given)
         if axis in seen:
             wrong.append(f"{name!r}: the axis is given twice")
-            continue
-        each = seen[axis] = _as_shapes(given)
-        count, dim = form.mesh.axis_sizes[axis], form.on(axis)
-        if each is None:
+        elif not _fit(each, form.mesh.axis_sizes[axis], form.ndim, dim):
             wrong.append(f"{name!r}: {given!r}")
-        elif len(each) != count:
-            wrong.append(f"{name!r}: {len(each)} shapes for {count} shards")
-        elif bad := [one for one in each if len(one) != form.ndim or min(one, default=0) < 0]:
-            wrong += [f"{name!r}: {one} of a tensor of {form.ndim} dims" for one in bad]
-        else:
-            wrong += _other_lengths(name, each, dim)
-            if isinstance(dim, int):
-                out[dim] = tuple([one[dim] for one in each])
-                if len(form.dims[dim]) > 1:
-                    wrong.append(f"{name!r}: dim {dim} is sharded over {len(form.dims[dim])} axes, "
-                                 "and needs sizes=")
-    missing = [
+        elif isinstance(dim, int):
+            mine = tuple([one[dim] for one in each])
+            if len(form.dims[dim]) > 1:
+                wrong.append(f"{name!r}: dim {dim} is sharded over {len(form.dims[dim])} axes, "
+                             "and needs sizes=")
+            elif _as_shapes([out.setdefault(dim, mine)]) != [mine]:
+                wrong.append(f"dim {dim}: sizes {out[dim]}, sharding_shapes {mine}")
+        seen.add(axis)
+    wrong += [
         f"no shapes along {form.mesh.axis_names[axis]!r}, which shards dim {dim}"
         for dim, axes in enumerate(form.dims) for axis in axes if axis not in seen
     ]
-    if wrong or missing:
+    if wrong:
         raise LayoutError(
-            "from_local(sharding_shapes=)", f"{len(wrong) + len(missing)} parts do not fit "
-            f"{form.spec!r} on {form.mesh}", "per mesh dim that shards, one shape per "
-            "shard along it; they differ only in the dim that it shards", wrong + missing,
-            "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
+            "from_local(sharding_shapes=)", f"{len(wrong)} parts do not fit {form.spec!r} of "
+            f"{form.ndim} dims on {form.mesh}", "per mesh dim that shards, one shape per shard "
+            "along it; they differ only in the dim that it shards, and say what sizes= says",
+            wrong, "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
     return out
 
 
-def _as_shapes(given: Any) -> list[tuple[int, ...]] | None:
+def _as_shapes(given: Any) -> list[tuple[int, ...]]:
+    """Nothing of what is no sequence of shapes."""
     try:
         return [tuple([index(length) for length in one]) for one in given]
     except TypeError:
-        return None
+        return []
 
 
-def _other_lengths(name: Any, each: Sequence[tuple[int, ...]], dim: Any) -> list[str]:
-    """Where shapes along an axis differ in a dim that it does not shard."""
-    first = each[0] if each else ()
-    return [
-        f"{name!r}: {one} beside {first}, other in dim {at}"
-        for one in each[1:] for at, length in enumerate(one) if at != dim and length != first[at]
-    ]
+def _fit(each: Sequence[tuple[int, ...]], count: int, ndim: int, dim: Any) -> bool:
+    """Whether there are so many shapes, which differ only in the dim."""
+    rest = {tuple([length for at, length in enumerate(one) if at != dim]) for one in each}
+    return len(each) == count and len(rest) == 1 and all(
+        len(one) == ndim and min(one, default=0) >= 0 for one in each)
