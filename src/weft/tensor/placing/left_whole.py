@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from weft import propagate
-from weft.core import Cover, Layout
+from weft.core import Layout
 from weft.core.units import nbytes_text
 from weft.errors import ShardTypeError, StrictError, message
 from weft.planner.geometry import largest
@@ -143,15 +143,29 @@ def find_wide(
     name: str, layouts: Sequence[Layout], decision: Decision, rule: Rule | None,
     results: Sequence[Tensor],
 ) -> LeftWhole | WideHalo | None:
-    """The largest operand that a call leaves whole, or a halo that is too wide; None if neither.
-    `decision`: on the layouts of the operands, by the rule, if there is one."""
+    """The largest operand that a call leaves whole; or one of which ranks read more than twice what
+    they hold; None if neither. `decision`: on the layouts of the operands, by the rule, if there is
+    one."""
+    if not decision.results:
+        return None
     itemsize = max([one.dtype.itemsize for one in results], default=0)
-    free: list[Sequence[int]] = [() for _ in layouts]
-    if rule is not None:
-        free = [propagate.can_be_sharded(rule, at) for at in range(len(free))]
-    return _left_whole(
-        name, layouts, decision.operands, decision.results, itemsize, free,
-    ) or _wide_halo(name, decision.operands, decision.reads, itemsize)
+    result = max(decision.results, key=largest)
+    found: list[LeftWhole] = []
+    for at, (source, target) in enumerate(zip(layouts, decision.operands)):
+        dims = () if rule is None else propagate.can_be_sharded(rule, at)
+        axes = tuple([axis for axis in range(source.mesh.ndim)
+                      if _is_lost(source, target, axis, dims) and result.on(axis) is None])
+        if axes:
+            nbytes = itemsize * min(largest(result), largest(target))
+            found.append(LeftWhole(name, source, result, axes, nbytes, dims))
+    if found:
+        return max(found, key=lambda one: one.nbytes)
+    for layout, cover in zip(decision.operands, decision.reads):
+        if cover is not None:
+            held, read = largest(layout), cover.largest(layout)
+            if read > 2 * held:
+                return WideHalo(name, layout, itemsize * held, itemsize * read)
+    return None
 
 
 def find_written(
@@ -166,45 +180,6 @@ def find_written(
             nbytes = itemsize * largest(target)
             return LeftWhole(name, layout, target, lost, nbytes, (), is_write=True)
     return None
-
-
-def _wide_halo(
-    name: str, layouts: Sequence[Layout], reads: Sequence[Cover | None], itemsize: int
-) -> WideHalo | None:
-    """The operand of which ranks read more than twice what they hold; None where there is none."""
-    for layout, cover in zip(layouts, reads):
-        if cover is not None:
-            held, read = largest(layout), cover.largest(layout)
-            if read > 2 * held:
-                return WideHalo(name, layout, itemsize * held, itemsize * read)
-    return None
-
-
-def _left_whole(
-    name: str, sources: Sequence[Layout], targets: Sequence[Layout], results: Sequence[Layout],
-    itemsize: int, free: Sequence[Sequence[int]],
-) -> LeftWhole | None:
-    """The largest operand that a call leaves whole; None if there is none.
-
-    Args:
-        name: the op.
-        sources, targets: the layouts of the operands, and those they are moved to.
-        results: the layouts of the results.
-        itemsize: bytes per element of the results.
-        free: per operand, the dims that the op can have sharded.
-    """
-    if not results:
-        return None
-    result = max(results, key=largest)
-    found: LeftWhole | None = None
-    for source, target, dims in zip(sources, targets, free):
-        axes = tuple([axis for axis in range(source.mesh.ndim)
-                      if _is_lost(source, target, axis, dims) and result.on(axis) is None])
-        if axes:
-            nbytes = itemsize * min(largest(result), largest(target))
-            if found is None or nbytes > found.nbytes:
-                found = LeftWhole(name, source, result, axes, nbytes, tuple(dims))
-    return found
 
 
 def _is_lost(source: Layout, target: Layout, axis: int, free: Sequence[int]) -> bool:
