@@ -23,7 +23,7 @@ from weft.rng import STREAM, Key, Part, Source, digest_of, samples
 from weft.tensor.meta import expanded_dims, intern
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
-from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
+from weft.tensor.placing.refusals import refuse_factory
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.inverse import OVERLAP
 from weft.tensor.views.moved import written_to
@@ -49,6 +49,7 @@ _FROM_A_GENERATOR = (1 << 64) - 1
 """The number of the call, in keys drawn from a user's own generator."""
 
 _CPU = torch.device("cpu")
+_MANY = 1 << 16  # more numbers than dtypes of two bytes can hold
 _SEED_MASK = (1 << 63) - 1
 
 
@@ -256,7 +257,7 @@ def randint(
             "list of lengths, () of a tensor without dims", [size],
             f"weft.randint({low}, {high}, (4, 5), mesh=mesh)")
     start, stop = low, high
-    refuse_factory(torch.randint, start, stop, dtype=dtype)
+    refuse_factory(torch.randint, start, stop, (1,), dtype=dtype)
     return _laid(
         "weft.randint", shape_of("weft.randint", (size,)),
         lambda source: samples.integers(source, start, stop, dtype), dtype, generator,
@@ -282,7 +283,7 @@ def randperm(
         (side,) = source.box
         return samples.permutation(whole)[slice(*side)].to(dtype, copy=True)
 
-    refuse_permutation(n, dtype)
+    refuse_factory(torch.randperm, min(n, _MANY if dtype.itemsize < 4 else 1), dtype=dtype)
     return _laid("weft.randperm", (n,), sample, dtype, generator, requires_grad, where)
 
 
@@ -294,7 +295,7 @@ def _made(
 ) -> ShardTensor:
     shape = shape_of(call, size)
     dtype = dtype or torch.get_default_dtype()
-    refuse_factory(factory, dtype=dtype)
+    refuse_factory(factory, (1,), dtype=dtype)
     return _laid(
         call, shape, lambda source: sample(source, dtype), dtype, generator, requires_grad, where)
 

@@ -16,7 +16,7 @@ from weft.rng import samples
 from weft.tensor.trace.capture import Op
 from weft.tensor.trace.trees import fill
 
-__all__ = ["refuse", "refuse_factory", "refuse_permutation"]
+__all__ = ["refuse", "refuse_factory"]
 
 _OWN = torch.Generator()
 """A generator whose draws do not count."""
@@ -67,18 +67,7 @@ def _dtype(meta: torch.Tensor) -> torch.dtype:
 
 @lru_cache(maxsize=1024)
 def refuse_factory(factory: Callable[..., Any], *args: Any, dtype: torch.dtype) -> None:
-    """Raise what torch raises for `torch.rand`, `randn` or `randint` with this dtype and range."""
+    """Raise what torch raises for a random factory with these arguments, of which the size should
+    be small, and this dtype."""
     with torch._C.DisableTorchFunction():
-        factory(*args, (1,), dtype=dtype, device="cpu", generator=_OWN)
-
-
-@lru_cache(maxsize=1024)
-def refuse_permutation(n: int, dtype: torch.dtype) -> None:
-    """Raise what torch raises for `torch.randperm`: narrow dtypes cannot hold every number."""
-    tried = min(n, _MANY if dtype.itemsize < 4 else 1)
-    with torch._C.DisableTorchFunction():
-        torch.randperm(tried, dtype=dtype, device="cpu", generator=_OWN)
-
-
-_MANY = 1 << 16
-"""More numbers than dtypes of two bytes can hold."""
+        factory(*args, dtype=dtype, device="cpu", generator=_OWN)
