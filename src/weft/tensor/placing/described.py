@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -22,18 +22,14 @@ Strides = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One rank's facts about a full tensor; `parts` are those of its layout."""
+    """One rank's facts about a full tensor; `parts` are those of its layout. Of the memory order
+    the source's counts, so ranks may differ in it."""
 
     name: str
     dtype: torch.dtype
-    strides: Strides
+    strides: Strides = field(compare=False)
     requires_grad: bool
     parts: tuple[Any, ...]
-
-    def says(self, other: Facts) -> bool:
-        """Whether both are the same, except for the memory order, where the source's counts."""
-        return (self.name, self.dtype, self.requires_grad, self.parts) == (
-            other.name, other.dtype, other.requires_grad, other.parts)
 
     def text(self, mesh: BoundMesh) -> str:
         """The layout, as it is printed."""
@@ -64,10 +60,7 @@ def compared(
     truth = told[source]
     wrong, first = [], None
     for at, theirs in enumerate(told):
-        pair = next((
-            pair for pair in zip_longest(theirs, truth)
-            if None in pair or not pair[0].says(pair[1])
-        ), None)
+        pair = next((pair for pair in zip_longest(theirs, truth) if pair[0] != pair[1]), None)
         if pair is not None:
             first = first or pair[1]
             wrong.append(f"rank {mesh.rank_at(at)}: " + (
