@@ -195,8 +195,7 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
     is_parameter = getattr(tensor, "_is_param", False)
     if tensor._local.grad is not None and not is_parameter:  # as torch does
         out._local.grad = tensor._local.grad.detach().clone()
-    for name, value in attributes_of(tensor).items():
-        setattr(out, name, value)
+    vars(out).update(attributes_of(tensor))
     return out
 
 
@@ -212,8 +211,7 @@ def shallow_copy(tensor: ShardTensor) -> ShardTensor:
     """`copy.copy`: a leaf that shares the memory."""
     local = tensor.detach()._local.requires_grad_(tensor.requires_grad)
     out = wrap(track_leaf(local), tensor._meta)
-    for name, value in attributes_of(tensor).items():
-        setattr(out, name, value)
+    vars(out).update(attributes_of(tensor))
     return out
 
 

@@ -73,17 +73,13 @@ def memory_of(local: Tensor) -> Freed | None:
 
 def fill(tensor: ShardTensor) -> None:
     """Fill the tensor's memory, before it is read."""
-    found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
-    if found is not None:
-        found.fill()
+    filled((tensor._local,))
 
 
 def local_data(tensor: Tensor) -> Tensor:
     """The local tensor, plain and with its data: they have landed, and their memory is filled."""
     local = unwrap_view(landed(local_of(tensor)))
-    found = memory_of(local)
-    if found is not None:
-        found.fill()
+    filled((local,))
     return local
 
 
@@ -108,10 +104,8 @@ def text(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> str:
 
 def keep(tensor: ShardTensor) -> None:
     """Keep the tensor's memory: its address is passed on."""
-    found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
-    if found is not None:
-        found.fill()
-        found.keep()
+    for memory in filled((tensor._local,)).values():
+        memory.keep()
 
 
 def filled(locals_: Sequence[Tensor]) -> dict[int, Freed]:

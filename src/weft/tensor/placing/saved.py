@@ -88,8 +88,7 @@ def _restored(
     if fits:
         mesh = world.bind(value, facts.get("device_type", local.device.type))
         tensor = local_to_sharded(track_leaf(tensor), mesh, layout, facts["strides"])
-    for name, attribute in attributes.items():
-        setattr(tensor, name, attribute)
+    vars(tensor).update(attributes)
     return tensor
 
 

@@ -221,9 +221,7 @@ def _fill(tensor: Any, made: torch.Tensor) -> None:
     if has_graph:  # a user's Function has returned it
         made = with_gradient(tensor, lambda _, given=made: given, lambda grad: grad)
     exchange(tensor, made)
-    for name, value in vars(made).items():
-        if name != "_wait":
-            setattr(tensor, name, value)
+    vars(tensor).update({name: one for name, one in vars(made).items() if name != "_wait"})
     for ref in blocks:
         one: Any = ref()
         if one is not None:
