@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Box
 from weft.tensor.placing.waiting import items_of
 
 __all__ = [
-    "Range", "Ranges", "box_of", "count", "index_of", "merged", "overlap", "parts_of",
-    "place_among", "rolled", "spread", "taken",
+    "Range", "Ranges", "box_of", "count", "merged", "parts_of", "place_among", "rolled", "spread",
+    "taken",
 ]
 
 Range = tuple[int, int]
@@ -20,7 +21,7 @@ Ranges = Mapping[int, Sequence[Range]]
 """Of some dims, the elements that are kept, in their order."""
 
 
-def box_of(shape: Sequence[int], index: Any) -> list[Range] | None:
+def box_of(shape: Sequence[int], index: Any) -> Box | None:
     """What `x[index]` reads of each dim; None if it is no box, an empty one, or out of bounds."""
     items = items_of(shape, index)
     if items is None or len(items) != len(shape):
@@ -34,18 +35,7 @@ def box_of(shape: Sequence[int], index: Any) -> list[Range] | None:
         ):
             return None
         box.append((start, stop))
-    return box
-
-
-def index_of(box: Sequence[Range]) -> tuple[slice, ...]:
-    """The index that reads a box."""
-    return tuple([slice(*ends) for ends in box])
-
-
-def overlap(one: Sequence[Range], other: Sequence[Range]) -> bool:
-    """Whether two boxes have elements in common."""
-    return all(start < end and begin < stop
-               for (start, stop), (begin, end) in zip(one, other))
+    return tuple(box)
 
 
 def rolled(ends: Range, shift: int, length: int) -> list[Range]:

@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fft
 
+from weft.core import Box
 from weft.errors import UnsupportedOpError
 from weft.tensor.placing.spectra.calls import SHIFTS, Fields, shifts_of
 from weft.tensor.placing.spectra.dft import modes_of
 from weft.tensor.placing.spectra.moves import one_by_one, summed
-from weft.tensor.placing.spectra.ranges import Range, Ranges, box_of, count, rolled, taken
+from weft.tensor.placing.spectra.ranges import Ranges, box_of, count, rolled, taken
 from weft.tensor.placing.spectra.zeros import waiting_for
 from weft.tensor.placing.waiting import (
     LIKE,
@@ -59,7 +60,7 @@ class Spectrum(Wait):
             self.shape[real] = base.shape[real] // 2 + 1
         self.read: dict[str, tuple[ShardTensor, int]] = {}
         """The spectra that slices are of, by the modes that they have, and their versions."""
-        self.slices: list[tuple[weakref.ref[Any], str, list[Range]]] = []
+        self.slices: list[tuple[weakref.ref[Any], str, Box]] = []
         """All slices, what they are of, and their boxes."""
 
     def waiting(self) -> Tensor:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fft
 
-from weft.core import Layout
+from weft.core import Box, Layout
+from weft.planner.geometry import intersect
 from weft.tensor.placing.spectra.calls import (
     BACKWARD,
     COMPLEX,
@@ -25,13 +26,10 @@ from weft.tensor.placing.spectra.calls import (
 from weft.tensor.placing.spectra.dft import at_positions, real_at_positions
 from weft.tensor.placing.spectra.moves import check_move, one_by_one
 from weft.tensor.placing.spectra.ranges import (
-    Range,
     Ranges,
     box_of,
     count,
-    index_of,
     merged,
-    overlap,
     parts_of,
     place_among,
     rolled,
@@ -48,12 +46,13 @@ from weft.tensor.placing.waiting import (
     unplaced,
 )
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.boxes import shape_of, slices
 
 __all__ = ["Zeros", "waiting_for"]
 
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.add_)
 
-Block = tuple[list[Range], ShardTensor]
+Block = tuple[Box, ShardTensor]
 
 
 class Zeros(Wait):
@@ -92,14 +91,14 @@ class Zeros(Wait):
         out = super().made(dtype, self.placed or placed)
         with torch.enable_grad():
             for box, value in self.written:
-                out[index_of(box)] = value
+                out[slices(box)] = value
         return out
 
     def written_at(self, target: Any, index: Any, value: Any) -> bool:
         """Whether a value is one of few sharded ones, and is kept as a block."""
         box = box_of(target.shape, index)
         if box is None or type(value) is not ShardTensor or 2 * value.numel() > target.numel() or (
-            list(value.shape) != [stop - start for start, stop in box]
+            tuple(value.shape) != shape_of(box)
         ):
             return False
         placed = layout_of_write(target, index, [value])
@@ -109,7 +108,7 @@ class Zeros(Wait):
         """Keep blocks, unless they lie over others or on another mesh."""
         if placed is not None and self.placed is not None and placed[0] is not self.placed[0]:
             return False
-        if any(overlap(one, other) for one, _ in blocks for other, _ in self.written):
+        if any(intersect(one, other) for one, _ in blocks for other, _ in self.written):
             return False
         self.placed = self.placed or placed
         self.written += blocks
@@ -135,7 +134,7 @@ class Zeros(Wait):
         out, wait = self._like(target, target.dtype)
         for dim, shift in shifts.items():
             wait.written = [
-                ([*box[:dim], ends, *box[dim + 1 :]], part)
+                ((*box[:dim], ends, *box[dim + 1 :]), part)
                 for box, value in wait.written
                 for ends, part in parts_of(value, dim, rolled(box[dim], shift, target.shape[dim]))]
         return out
@@ -200,8 +199,9 @@ class Zeros(Wait):
         for box, value in self.written:
             if value.shape == out.shape:
                 return value
-            out[index_of([place_among(ends, kept[at]) if at in kept else ends
-                        for at, ends in enumerate(box)])] = value
+            out[slices(tuple([
+                place_among(ends, kept[at]) if at in kept else ends
+                for at, ends in enumerate(box)]))] = value
         return out
 
 
