@@ -264,9 +264,9 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
     ),
     "local is sharded": (
         lambda x: ShardTensor.from_local(x, x.device_mesh, P()), ShardTypeError,
-        ["from_local(local_tensor): it is a ShardTensor [5@dp, 6] already.",
-         "  Rule: a local tensor is a plain torch.Tensor.", "  Offenders: [5@dp, 6]",
-         "  Fix: x.redistribute(placements=...)"],
+        ["from_local(local_tensor): it is distributed already, as [5@dp, 6].",
+         "  Rule: what a rank gives is a plain torch.Tensor.", "  Offenders: [5@dp, 6]",
+         "  Fix: x.redistribute(mesh, placements); of a DTensor, weft.from_dtensor(d)"],
     ),
     "unknown sizes": (
         lambda x: ShardTensor.from_local(X, x.device_mesh, P("dp"), sizes="guess"), LayoutError,
@@ -285,7 +285,7 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
         ["to_local(grad_placements): P('tp') for a tensor [5@dp, 6].",
          "  Rule: where the tensor is sharded, gradients of its local tensors are sharded alike; "
          "elsewhere they are Replicate(), or Partial() of any kind.",
-         "  Offenders: dp: Replicate() for Shard(0), tp: Shard(0) for Replicate()",
+         "  Offenders: dp: Replicate() for Shard(dim=0), tp: Shard(dim=0) for Replicate()",
          "  Fix: to_local(grad_placements=None)"],
     ),
 }

@@ -14,15 +14,13 @@ from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, ShardTypeError, WeftError
+from weft.errors import LayoutError, WeftError
 from weft.planner import gradient_layout
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import agreed_layout, check_over_ranks
 from weft.tensor.placing.arguments import mesh_and_placements, mesh_for
-from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.placing.layouts import (
-    check_given,
-    check_tensor,
+    check_plain,
     common_strides,
     local_to_sharded,
 )
@@ -59,7 +57,12 @@ def from_local(
         sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
     argument = region or "from_local(placements)"
     asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None
-    fault, layout = _fault(local), None
+    fault: WeftError | None = None
+    layout = None
+    try:
+        check_plain(local, "from_local(local_tensor)")
+    except WeftError as error:
+        fault = error
     if asks:
         call = f'from_local(sizes="{sizes}")'
         layout, strides = agreed_layout(call, mesh, local, placements, sizes, fault, argument)
@@ -136,27 +139,6 @@ def _gradients_placed(
     if back is None or not (local.requires_grad and torch.is_grad_enabled()):
         return local
     return gradient_through(local, back)
-
-
-def _fault(local: Any) -> WeftError | None:
-    """Why it cannot be a local tensor."""
-    call = "from_local(local_tensor)"
-    if type(local) is ShardTensor:
-        return ShardTypeError(
-            call, f"it is a ShardTensor {local.sharding} already",
-            "a local tensor is a plain torch.Tensor", [str(local.sharding)],
-            "x.redistribute(placements=...)")
-    if is_foreign(local):
-        return ShardTypeError(
-            call, f"it is a {type(local).__name__}, a global tensor already",
-            "a local tensor is a plain torch.Tensor", [type(local).__name__],
-            "weft.from_dtensor(d)")
-    try:
-        check_tensor(local, call)
-        check_given(local, call)
-    except WeftError as error:
-        return error
-    return None
 
 
 def _check_local(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:

@@ -12,14 +12,14 @@ from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError
 from weft.tensor.leaves import track_leaf
 from weft.tensor.meta import dense, intern, replicated_meta
-from weft.tensor.placing.foreign import taken
+from weft.tensor.placing.foreign import is_foreign, taken
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport.order import order_of, strides_like
 
 __all__ = [
-    "as_layout", "as_sharded", "check_given", "check_tensor", "common_strides", "layout_of",
-    "leaf", "local_to_sharded",
+    "as_layout", "as_sharded", "check_given", "check_plain", "check_tensor", "common_strides",
+    "layout_of", "leaf", "local_to_sharded",
 ]
 
 
@@ -68,6 +68,18 @@ def check_tensor(value: Any, call: str) -> None:
         raise ShardTypeError(
             call, f"it is of type {kind}", "what becomes a ShardTensor is a torch.Tensor",
             [kind], fix)
+
+
+def check_plain(value: Any, call: str) -> None:
+    """Raise ShardTypeError for what is no plain tensor, UnsupportedOpError as `check_given`."""
+    check_tensor(value, call)
+    if type(value) is ShardTensor or is_foreign(value):
+        what = str(value.sharding) if type(value) is ShardTensor else type(value).__name__
+        raise ShardTypeError(
+            call, f"it is distributed already, as {what}",
+            "what a rank gives is a plain torch.Tensor", [what],
+            "x.redistribute(mesh, placements); of a DTensor, weft.from_dtensor(d)")
+    check_given(value, call)
 
 
 def check_given(tensor: torch.Tensor, call: str) -> None:

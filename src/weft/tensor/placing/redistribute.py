@@ -10,6 +10,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, StretchedLayout, as_boxes
 from weft.errors import PlacementError, ShardTypeError
 from weft.planner import gradient_layout
+from weft.planner.geometry import strip
 from weft.tensor.meta import NONE, Meta, bounded_put, intern
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.boxed import boxed, joined, seen, viewed
@@ -140,7 +141,7 @@ def _varying(
         return NONE
     seen = placed_gradients(mesh, layout, placements, dtype, "redistribute")
     wrong = [
-        f"{mesh.axis_names[axis]}: {_word(seen, axis)} for {_word(layout, axis)}"
+        f"{mesh.axis_names[axis]}: {seen.placements[axis]!r} for {layout.placements[axis]!r}"
         for axis, kind in enumerate(seen.partial)
         if kind is not None and (kind != "sum" or layout.on(axis) is not None)
     ]
@@ -282,18 +283,19 @@ def placed_gradients(
 ) -> Layout:
     """The layout of gradients of local tensors in the user's placements."""
     given = as_layout(mesh, layout.shape, placements, f"{call}(grad_placements)")
+    one, other = strip(given), strip(layout)
     wrong = [
-        f"{name}: {_word(given, axis)} for {_word(layout, axis)}"
+        f"{name}: {given.placements[axis]!r} for {layout.placements[axis]!r}"
         for axis, name in enumerate(mesh.axis_names)
-        if mesh.axis_sizes[axis] > 1 and given.on(axis) != layout.on(axis)
-        and (isinstance(given.on(axis), int) or isinstance(layout.on(axis), int))
+        if one.on(axis) != other.on(axis)
+        and (isinstance(one.on(axis), int) or isinstance(other.on(axis), int))
     ]
     if not wrong:
         wrong = [
             f"dim {dim}: sharded as {given.text()} for {layout.text()}"
             for dim in range(layout.ndim)
             if (given.cuts[dim] is not None and given.sizes_of(dim) != layout.sizes_of(dim))
-            or _cutting(given, dim) != _cutting(layout, dim)
+            or one.dims[dim] != other.dims[dim]
         ]
     if wrong:
         raise PlacementError(
@@ -307,18 +309,6 @@ def placed_gradients(
     ])
     seen.check_dtype(str(dtype).removeprefix("torch."))
     return seen
-
-
-def _cutting(layout: Layout, dim: int) -> list[int]:
-    sizes = layout.mesh.axis_sizes
-    return [axis for axis in layout.dims[dim] if sizes[axis] > 1]
-
-
-def _word(layout: Layout, axis: int) -> str:
-    does = layout.on(axis)
-    if does is None:
-        return "Replicate()"
-    return f"Shard({does})" if isinstance(does, int) else f"Partial({does!r})"
 
 
 @untransformed

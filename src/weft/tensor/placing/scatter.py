@@ -35,6 +35,7 @@ from weft.tensor.placing.layouts import (
     as_layout,
     as_sharded,
     check_given,
+    check_plain,
     check_tensor,
     leaf,
 )
@@ -91,7 +92,8 @@ def distribute_tensor(
                 "a distributed tensor passes unchanged or not at all",
                 [str(tensor.sharding)], "x.redistribute(placements=...)")
         return tensor
-    source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
+    source = None if src_data_rank is None else (
+        _source("distribute_tensor(src_data_rank=)", src_data_rank, mesh) or 0)
     layout, fault = _described(call, tensor, mesh, placements, source)
     mine = [] if layout is None else [facts_of("", tensor, layout)]
     sends = source is not None and not (fault is None and tensor.is_meta)
@@ -112,7 +114,7 @@ def distributed_alike(
     """The function that distributes these plain tensors, by name, one after the other. Ranks
     compare all of them here, at once, as `distribute_tensor` compares one; all raise LayoutError if
     they differ."""
-    source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
+    source = None if src_data_rank is None else _source(call, src_data_rank, mesh) or 0
     layouts = {name: layout for name, (_, layout) in tensors.items()}
     given = {name: one for name, one in tensors.items() if not is_foreign(one[0])}
     for name, (tensor, _) in given.items():
@@ -199,17 +201,14 @@ def _check_history(tensor: torch.Tensor, call: str) -> None:
             "is the same on all ranks; or x.detach()")
 
 
-def _source(call: str, rank: Any, mesh: BoundMesh) -> int:
-    """The position of the source: that of the mesh's first rank, if the mesh does not hold it."""
+def _source(call: str, rank: Any, mesh: BoundMesh) -> int | None:
+    """The position of the source; None if the mesh does not hold it. ShardTypeError if it is no
+    rank."""
     if not isinstance(rank, int) or isinstance(rank, bool):
-        raise _no_rank(call.replace("tensor)", "src_data_rank=)"), rank, mesh)
-    return mesh.position_of_rank(rank) or 0
-
-
-def _no_rank(call: str, rank: Any, mesh: BoundMesh) -> ShardTypeError:
-    return ShardTypeError(
-        call, f"{rank!r} is of type {type(rank).__name__}", "the source is a rank, a "
-        "whole number", [repr(rank)], f"{call.split('(')[0]}(..., {mesh.rank_at(0)}, ...)")
+        raise ShardTypeError(
+            call, f"{rank!r} is of type {type(rank).__name__}", "the source is a rank, a "
+            "whole number", [repr(rank)], f"{call.split('(')[0]}(..., {mesh.rank_at(0)}, ...)")
+    return mesh.position_of_rank(rank)
 
 
 @also_called(ADVICE, device_mesh="mesh", src_data_rank="global_src", src="global_src", **PLACEMENTS)
@@ -244,9 +243,7 @@ def scatter_tensor(
     """
     bound = as_bound_mesh(mesh, "scatter_tensor(mesh)")
     call = "scatter_tensor(global_src)"
-    if not isinstance(global_src, int) or isinstance(global_src, bool):
-        raise _no_rank(call, global_src, bound)
-    source = bound.position_of_rank(global_src)
+    source = _source(call, global_src, bound)
     if source is None:
         is_part = bound.size() < bound.world.size  # then other ranks' meshes have other firsts
         first = "mesh.rank_at(0)" if is_part else bound.rank_at(0)
@@ -272,13 +269,7 @@ def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
     """The source's tensor, or why it cannot be scattered."""
     call = "scatter_tensor(tensor)"
     try:
-        check_tensor(tensor, call)
-        if type(tensor) is ShardTensor or is_foreign(tensor):
-            what = str(tensor.sharding) if type(tensor) is ShardTensor else type(tensor).__name__
-            raise ShardTypeError(
-                call, f"it is distributed already, as {what}",
-                "the source has the full tensor, a plain torch.Tensor", [what],
-                "x.redistribute(mesh, placements)")
+        check_plain(tensor, call)
         _check_source(tensor, call)
         _check_history(tensor, call)
     except WeftError as error:
