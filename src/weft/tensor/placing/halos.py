@@ -198,12 +198,9 @@ def _covering(base: Layout, needs: Sequence[Transition], turned: bool) -> Cover 
         if not base.dims[dim]:
             reads.append(None)
             continue
-        outside = [
-            (need, need.cover) for need in needs
-            if need.cover is not None and _sticks_out(need, need.cover, dim)
-        ]
-        fills |= {cover.fill for _, cover in outside if dim not in cover.rings}
-        ring = {dim in cover.rings for _, cover in outside}
+        outside = [_cover(need) for need in needs if _sticks_out(need, dim)]
+        fills |= {cover.fill for cover in outside if dim not in cover.rings}
+        ring = {dim in cover.rings for cover in outside}
         if len(ring) > 1 or len(fills) > 1:
             return None
         if True in ring or (turned and not ring):
@@ -216,16 +213,19 @@ def _covering(base: Layout, needs: Sequence[Transition], turned: bool) -> Cover 
     return Cover.of(base, tuple(reads), next(iter(fills), 0.0), tuple(rings))
 
 
+def _cover(need: Transition) -> Cover:
+    """What ranks read; of nothing beside their shards, those."""
+    return need.cover or Cover((None,) * need.dst.ndim)
+
+
 def _interval(need: Transition, dim: int, shard: int) -> Interval:
-    if need.cover is None:
-        return need.dst.interval(dim, shard)
-    return need.cover.interval(need.dst, dim, shard)
+    return _cover(need).interval(need.dst, dim, shard)
 
 
-def _sticks_out(need: Transition, cover: Cover, dim: int) -> bool:
+def _sticks_out(need: Transition, dim: int) -> bool:
     length = need.dst.shape[dim]
     return any(start < stop and (start < 0 or stop > length) for start, stop in [
-        cover.interval(need.dst, dim, shard) for shard in range(need.dst.num_shards(dim))])
+        _interval(need, dim, shard) for shard in range(need.dst.num_shards(dim))])
 
 
 def _hull(intervals: Sequence[Interval], own: Interval, length: int) -> Interval:
@@ -242,7 +242,7 @@ def _hull(intervals: Sequence[Interval], own: Interval, length: int) -> Interval
 
 def _part(box: Transition, need: Transition) -> Parts:
     """The place of the needed part in the box, if the box has it on every rank, with equal fill."""
-    base, cover, here = box.src, need.cover, box.mesh.here
+    base, cover, here = box.src, _cover(need), box.mesh.here
     assert here is not None and box.cover is not None
     if need.src != base or need.dst.dims != base.dims or need.dst.is_partial or (
         need.dst_varying != box.dst_varying or need.order != box.order
@@ -253,7 +253,7 @@ def _part(box: Transition, need: Transition) -> Parts:
         if not base.dims[dim]:
             continue
         ring = dim in box.cover.rings
-        if cover is not None and _sticks_out(need, cover, dim) and (
+        if _sticks_out(need, dim) and (
             ring != (dim in cover.rings) or (not ring and cover.fill != box.cover.fill)
         ):
             return None
