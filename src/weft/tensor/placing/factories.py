@@ -9,7 +9,6 @@ join dims stay until something asks where they stand (`placing.boxed`).
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -18,12 +17,14 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from weft.core.scopes import block
 from weft.tensor.placing.boxed import view
 from weft.tensor.placing.spectra import STARTS, Fields, begun, waiting_for
 from weft.tensor.placing.waiting import Unplaced, unplaced
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.capture import unwatched
 from weft.transport.nodes import transforms
 
 __all__ = ["carried", "sharded_factories"]
@@ -107,24 +108,14 @@ _VIEWS: dict[Any, Any] = {
 
 def _shape_of(func: Any, args: Any) -> tuple[int, ...] | None:
     """The shape that a view asks for; None of calls that are no views of a shape, or wrong."""
-    x, *rest = args
-    if func in (torch.Tensor.flatten, torch.flatten):
-        return _flattened(x.shape, *rest) if all(type(one) is int for one in rest) else None
-    shape = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
-    if not all(type(length) is int for length in shape) or 0 in x.shape or 0 in shape:
+    x, *given = args
+    if 0 in x.shape or any(type(one) is not int for one in tree_leaves(given)):
         return None
-    known = math.prod([length for length in shape if length != -1])
-    if list(shape).count(-1) > 1 or known <= 0 or x.numel() % known:
+    try:
+        with unwatched():
+            return tuple(func(torch.empty(x.shape, device="meta"), *given).shape)
+    except (IndexError, RuntimeError, TypeError):
         return None
-    return tuple([x.numel() // known if length == -1 else length for length in shape])
-
-
-def _flattened(shape: Sequence[int], start: int = 0, end: int = -1) -> tuple[int, ...] | None:
-    ndim = len(shape)
-    if not (-ndim <= start < ndim and -ndim <= end < ndim and start % ndim < end % ndim):
-        return None
-    start, end = start % ndim, end % ndim + 1
-    return *shape[:start], math.prod(shape[start:end]), *shape[end:]
 
 
 def carried(function: Callable[..., Any]) -> Callable[..., Any]:
