@@ -69,8 +69,10 @@ def agreed_layout(
             call, f"the local shapes {shapes} do not make one tensor on {form.mesh} with "
             f"{form.spec!r}",
             "local shapes differ only in the dims that mesh axes shard, and ranks with the "
-            "same shard agree", wrong + kinds or _said(told, mesh),
-            "check each rank's local tensor")
+            "same shard agree", wrong + kinds or [
+                f"rank {mesh.rank_at(at)}: other placements than rank {mesh.rank_at(0)}"
+                for at, one in enumerate(told) if one.said != told[0].said
+            ], "check each rank's local tensor")
     if kinds:
         raise LayoutError(
             call, f"{len(kinds)} facts of the local tensors differ between {len(told)} "
@@ -194,11 +196,6 @@ def _strides(told: Sequence[_Facts], layout: Layout) -> Strides | None:
     if 0 in one.shape or order_of(one.shape, one.strides) is None:
         return None
     return strides_like(layout.shape, one.shape, one.strides)
-
-
-def _said(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:
-    return [f"rank {mesh.rank_at(at)}: other placements than rank {mesh.rank_at(0)}"
-            for at, one in enumerate(told) if one.said != told[0].said]
 
 
 def _check_default(call: str, layout: Layout) -> None:

@@ -32,7 +32,7 @@ from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
-from weft.transport.facts import partial_axes, replicated
+from weft.transport.facts import replicated
 from weft.transport.in_flight import InFlight, moved_early
 from weft.transport.order import Order
 from weft.transport.transition import Transition
@@ -462,10 +462,6 @@ def staying(
 
 def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
     """The axes over which a call with these operands and results computes different things."""
-    found: set[int] = set()
-    for layout in layouts:
-        for axes in layout.dims:
-            found.update(axes)
-        if layout.is_partial:
-            found |= partial_axes(layout)
-    return frozenset(found)
+    return frozenset([
+        axis for layout in layouts for axis in range(layout.mesh.ndim)
+        if layout.on(axis) is not None])
