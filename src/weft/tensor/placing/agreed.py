@@ -114,10 +114,10 @@ def exchanged(call: str, mesh: BoundMesh, facts: Any, fault: WeftError | None) -
 
 def check_same(
     call: str, mesh: BoundMesh, mine: Any, fact: str, rule: str, fix: str,
-    fault: WeftError | None = None,
+    fault: WeftError | None = None, kind: type[WeftError] = LayoutError,
 ) -> None:
-    """Raise LayoutError on all ranks of the mesh if they say different things: `mine` is what this
-    one says, `fact` may have a place for how many; `fault` as in `exchanged`."""
+    """Raise an error on all ranks of the mesh if they say different things: `mine` is what this one
+    says, `fact` may have a place for how many; `fault` as in `exchanged`."""
     if mesh.here is None:
         if fault is not None:
             raise fault
@@ -126,7 +126,7 @@ def check_same(
     num = len(set(told))
     if num > 1:
         wrong = [f"rank {mesh.rank_at(at)}: {one}" for at, one in enumerate(told)]
-        raise LayoutError(call, fact.format(num), rule, wrong, fix)
+        raise kind(call, fact.replace("{}", str(num)), rule, wrong, fix)
 
 
 def _sizes(

@@ -21,6 +21,7 @@ from weft.core.layout import Box
 from weft.errors import CommunicationError, ShardTypeError
 from weft.rng import STREAM, Key, Part, Source, digest_of, samples
 from weft.tensor.meta import expanded_dims, intern
+from weft.tensor.placing.agreed import check_same
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory
@@ -108,24 +109,17 @@ def _part_of(mesh: BoundMesh) -> Part | None:
 
 
 def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
-    if mesh.size() == 1:
-        return
     part = None if is_own else _part(mesh)
-    told = (key if is_own else (STREAM.seed, key[1]), part and part.name)
-    heard: list[Any] = mesh.everyone().exchange(told)
-    if any(other != told for other in heard):
-        ranks = [
-            f"rank {rank}: seed {seed}, call {call}" + (f" of {name}" if name else "")
-            for rank, ((seed, call), name) in zip(mesh.group_ranks(range(mesh.ndim)), heard)
-        ]
-        raise CommunicationError(
-            "a random call", f"the {len(heard)} ranks of {mesh.abstract!r} have "
-            f"{len(set(heard))} different random states",
-            "all ranks draw from one global tensor: they have one seed, and make the same "
-            "random calls on ShardTensors", ranks,
-            "generator.manual_seed(0) on all ranks" if is_own else
-            "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
-            "weft.manual_seed(0) after it")
+    seed, number = key if is_own else (STREAM.seed, key[1])
+    check_same(
+        "a random call", mesh,
+        f"seed {seed}, call {number}" + (f" of {part.name}" if part and part.name else ""),
+        f"the {mesh.size()} ranks of {mesh.abstract!r} have {{}} different random states",
+        "all ranks draw from one global tensor: they have one seed, and make the same "
+        "random calls on ShardTensors",
+        "generator.manual_seed(0) on all ranks" if is_own else
+        "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
+        "weft.manual_seed(0) after it", kind=CommunicationError)
 
 
 @contextmanager
