@@ -247,8 +247,7 @@ def zeros(
         UnsupportedOpError: a `layout` that is not dense.
         MeshError: no mesh is given, none is set.
     """
-    dtype = dtype or torch.get_default_dtype()
-    return _filled("weft.zeros", size, 0, dtype, requires_grad, where)
+    return _filled("weft.zeros", size, 0.0, dtype, requires_grad, where)
 
 
 def ones(
@@ -260,8 +259,7 @@ def ones(
     Args:
         size: the global shape, as lengths or as one sequence.
     """
-    dtype = dtype or torch.get_default_dtype()
-    return _filled("weft.ones", size, 1, dtype, requires_grad, where)
+    return _filled("weft.ones", size, 1.0, dtype, requires_grad, where)
 
 
 def empty(
@@ -273,8 +271,7 @@ def empty(
     Args:
         size: the global shape, as lengths or as one sequence.
     """
-    dtype = dtype or torch.get_default_dtype()
-    return _filled("weft.empty", size, 0, dtype, requires_grad, where)
+    return _filled("weft.empty", size, 0.0, dtype, requires_grad, where)
 
 
 @untransformed
