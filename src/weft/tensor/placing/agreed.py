@@ -1,4 +1,5 @@
-"""One exchange in which ranks compare the local tensors of one tensor.
+"""Exchanges in which ranks compare what they have: local tensors of one tensor, full tensors that
+they distribute together, or anything else.
 
 Every rank of the mesh takes part, even if its own tensor cannot be used. So all ranks find the
 fault, and all raise it.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,10 +19,17 @@ from weft.comm import BoundMesh
 from weft.comm.communicator import as_bytes
 from weft.core import Layout
 from weft.errors import LayoutError, WeftError
+from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.sizes import form_of
 from weft.transport.order import memory_order, order_of, strides_like
 
-__all__ = ["agreed_layout", "check_over_ranks", "check_same", "digest_of", "exchanged"]
+__all__ = [
+    "Strides", "agreed_layout", "check_over_ranks", "check_same", "compared", "digest_of",
+    "exchanged", "facts_of", "strides_of",
+]
+
+Strides = tuple[int, ...] | None
+"""Of a tensor without gaps; None is row-major."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +44,10 @@ class _Facts:
     digest: str = ""
 
 
-Strides = tuple[int, ...]
-
-
 def agreed_layout(
     call: str, mesh: BoundMesh, local: Any, placements: Any, word: str, fault: WeftError | None,
     argument: str,
-) -> tuple[Layout, Strides | None]:
+) -> tuple[Layout, Strides]:
     """The layout that the ranks' blocks make up, and its strides; None if none follow.
 
     Args:
@@ -190,7 +196,7 @@ def _lies_in(one: _Facts, order: Sequence[int]) -> bool:
     return 0 in one.shape or steps == sorted(steps, reverse=True)
 
 
-def _strides(told: Sequence[_Facts], layout: Layout) -> Strides | None:
+def _strides(told: Sequence[_Facts], layout: Layout) -> Strides:
     """The global strides: in the order of the blocks, if these have no gaps."""
     one = told[_widest(told)]
     if 0 in one.shape or order_of(one.shape, one.strides) is None:
@@ -270,3 +276,62 @@ def digest_of(local: torch.Tensor) -> str:
     """A short hash of the values."""
     data = as_bytes(local.detach().cpu()).numpy().data
     return hashlib.blake2b(data, digest_size=4).hexdigest()
+
+
+# Full tensors.
+
+
+@dataclass(frozen=True, slots=True)
+class _FullFacts:
+    """One rank's facts about a full tensor; `parts` are those of its layout. Of the memory order
+    the source's counts, so ranks may differ in it."""
+
+    name: str
+    dtype: torch.dtype
+    strides: Strides = field(compare=False)
+    requires_grad: bool
+    parts: tuple[Any, ...]
+
+    def text(self, mesh: BoundMesh) -> str:
+        """The layout, as it is printed."""
+        layout = Layout.make(mesh.abstract, *self.parts)
+        text = layout.text(str(self.dtype).removeprefix("torch."))
+        return f"{self.name} {text}".strip() + (" that requires grad" if self.requires_grad else "")
+
+
+def facts_of(name: str, tensor: torch.Tensor, layout: Layout) -> _FullFacts:
+    parts = layout.shape, layout.dims, layout.cuts, layout.partial
+    return _FullFacts(name, tensor.dtype, strides_of(tensor), tensor.requires_grad, parts)
+
+
+def strides_of(tensor: torch.Tensor) -> Strides:
+    """The strides of a copy."""
+    if tensor.is_contiguous():
+        return None
+    strides = torch.empty_like(tensor, device="meta").stride()
+    return None if strides == contiguous_strides(tensor.shape) else strides
+
+
+def compared(
+    call: str, mesh: BoundMesh, mine: list[_FullFacts], fault: WeftError | None, source: int
+) -> list[_FullFacts]:
+    """The facts of the source, if all ranks say the same, and there is no `fault`; else LayoutError
+    on all ranks."""
+    told: list[list[_FullFacts]] = exchanged(call, mesh, mine, fault)
+    truth = told[source]
+    wrong, first = [], None
+    for at, theirs in enumerate(told):
+        pair = next((pair for pair in zip_longest(theirs, truth) if pair[0] != pair[1]), None)
+        if pair is not None:
+            first = first or pair[1]
+            wrong.append(f"rank {mesh.rank_at(at)}: " + (
+                "no more" if pair[0] is None else pair[0].text(mesh)))
+    if wrong:
+        has = "no more" if first is None else first.text(mesh)
+        raise LayoutError(
+            call, f"rank {mesh.rank_at(source)} has {has}, and {len(wrong)} ranks another",
+            "all ranks pass tensors of one shape and dtype, which all or none want a "
+            "gradient of, and the same placements", wrong,
+            "torch.empty_like(full) on ranks whose data do not count, or "
+            "scatter_tensor(full_or_None, source, mesh, placements)")
+    return truth

@@ -27,9 +27,8 @@ from weft.errors import (
     UnsupportedOpError,
     WeftError,
 )
-from weft.tensor.placing.agreed import exchanged
+from weft.tensor.placing.agreed import Strides, compared, exchanged, facts_of, strides_of
 from weft.tensor.placing.arguments import mesh_and_placements, mesh_for
-from weft.tensor.placing.described import Strides, compared, facts_of, strides_of
 from weft.tensor.placing.foreign import is_foreign, taken
 from weft.tensor.placing.layouts import (
     as_layout,
