@@ -47,7 +47,11 @@ def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Lay
     named = own_names(call, where, _OTHER_NAMES, _NAMES, _ADVICE)
     form = named.get("layout", torch.strided)
     if form is not torch.strided:
-        raise _not_dense(call, form)
+        kind = UnsupportedOpError if isinstance(form, torch.layout) else ShardTypeError
+        raise kind(
+            f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
+            "layout is torch's own, torch.strided, as a ShardTensor's blocks are dense; placements "
+            "say where a tensor is", [str(form)], f"{call}(..., placements=...)")
     placements = named.get("placements")
     name = "device_mesh" if where.get("device_mesh") is not None else "mesh"
     bound = mesh_for(named.get("mesh"), placements, f"{call}({name}=)")
@@ -69,17 +73,6 @@ def mesh_for(mesh: Any, placements: Any, call: str) -> BoundMesh:
     ):
         mesh = placements.mesh
     return as_bound_mesh(mesh, call)
-
-
-def _not_dense(call: str, form: Any) -> Exception:
-    if isinstance(form, torch.layout):
-        return UnsupportedOpError(
-            f"{call}(layout=)", f"layout={form}", "a ShardTensor's blocks are dense",
-            [str(form)], f"{call}(..., layout=torch.strided)")
-    return ShardTypeError(
-        f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
-        "layout is torch's own, torch.strided; placements say where a tensor is",
-        [str(form)], f"{call}(..., placements=...)")
 
 
 def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:

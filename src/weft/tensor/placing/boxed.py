@@ -62,9 +62,8 @@ def viewed(x: Any, shape: Sequence[int]) -> Any:
 def joined(x: Any, layout: StretchedLayout) -> Any:
     """A tensor that has the layout of the dims before they were joined, with them joined."""
     meta = x._meta
-    if meta.mesh.here is None:
-        return wrap(x._local, meta.replace(layout=layout, strides=None))
-    local = x._local.reshape(layout.local_shape_at(meta.mesh.here))
+    local, here = x._local, meta.mesh.here
+    local = local if here is None else local.reshape(layout.local_shape_at(here))
     return wrap(local, meta.replace(layout=layout, strides=None))
 
 

@@ -53,8 +53,8 @@ def from_local(
     """See `ShardTensor.from_local`; `region`: the call that errors name instead."""
     device_mesh, placements = mesh_and_placements(device_mesh, placements)
     mesh = mesh_for(device_mesh, placements, "from_local(device_mesh)")
-    if isinstance(sharding_shapes, str):
-        sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
+    if sharding_shapes in ("infer", "chunk") and sizes in ("infer", sharding_shapes):
+        sizes, sharding_shapes = sharding_shapes, None  # PhysicsNeMo's name
     argument = region or "from_local(placements)"
     asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None
     fault: WeftError | None = None
@@ -112,18 +112,6 @@ def _with_global_strides(
     if strides == contiguous_strides(layout.shape):
         strides = None
     return local, mesh, layout, strides
-
-
-def _sizes_by_name(sharding_shapes: str, sizes: Any) -> str:
-    """The meaning of PhysicsNeMo's `sharding_shapes="infer"` or `"chunk"`."""
-    if sharding_shapes in ("infer", "chunk") and sizes in ("infer", sharding_shapes):
-        return sharding_shapes
-    raise LayoutError(
-        "from_local(sharding_shapes=)", f"sharding_shapes is {sharding_shapes!r}, sizes "
-        f"is {sizes!r}", 'sharding_shapes is "infer", "chunk" or a map mesh dim -> shapes, '
-        "and says the same as sizes, which is then left out",
-        [f"sharding_shapes={sharding_shapes!r}", f"sizes={sizes!r}"],
-        'from_local(x, mesh, [Shard(0)], "infer")')
 
 
 def _gradients_placed(

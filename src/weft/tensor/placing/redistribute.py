@@ -27,8 +27,7 @@ from weft.transport.transition import Casts, Transition
 
 __all__ = [
     "copied_on_write", "full_tensor", "gathered", "offsets", "placed_gradients", "redistribute",
-    "redistribute_to",
-    "to_local", "to_replicated",
+    "redistribute_to", "to_local", "to_replicated",
 ]
 
 

@@ -62,9 +62,9 @@ def _axes(tensor: torch.Tensor, mesh: BoundMesh) -> tuple[int, ...]:
     axes = tuple(axis for axis in range(mesh.ndim) if mesh.axis_sizes[axis] > 1)
     if type(tensor) is not ShardTensor:
         return axes
-    if not local.requires_grad or local._is_view() or tensor._meta.mesh != mesh:
-        return ()  # views are not checked: torch may refuse to say whether they are leaves
-    if not local.is_leaf:
+    if not local.requires_grad or tensor._meta.mesh != mesh or (
+        local._is_view() or not local.is_leaf  # torch may refuse to say whether views are leaves
+    ):
         return ()
     return tuple(axis for axis in axes if tensor._meta.layout.on(axis) is None)
 

@@ -35,10 +35,12 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
             'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
             [repr(sizes)], _FIX)
     if shapes is not None and not isinstance(shapes, Mapping):
-        raise ShardTypeError(
-            "from_local(sharding_shapes=)", f"it is of type {type(shapes).__name__}",
-            "sharding_shapes is a map mesh dim -> shapes of the shards along it",
-            [repr(shapes)], "sharding_shapes={0: [(3, 6), (2, 6)]}")
+        kind = LayoutError if isinstance(shapes, str) else ShardTypeError
+        raise kind(
+            "from_local(sharding_shapes=)", f"it is of type {type(shapes).__name__}, and sizes is "
+            f"{sizes!r}", 'sharding_shapes is "infer", "chunk" or a map mesh dim -> shapes of the '
+            "shards along it, and says the same as sizes, which is then left out", [repr(shapes)],
+            "sharding_shapes={0: [(3, 6), (2, 6)]}")
     if isinstance(placements, Layout) or shape is not None or is_map or shapes is not None:
         return False
     if isinstance(placements, P):
