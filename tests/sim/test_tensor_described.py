@@ -200,7 +200,7 @@ def test_a_distributed_source() -> None:
             with pytest.raises(WeftError) as caught:
                 weft.scatter_tensor(given, 1, mesh, P("tp"))
             said.append(str(caught.value))
-        with pytest.raises(ShardTypeError, match=r"global_shape=.*it is 2"):
+        with pytest.raises(ShardTypeError, match=r"global_shape=.*2, of type int"):
             weft.scatter_tensor(torch.ones(2), 1, mesh, P("tp"), global_shape=odd(mesh, (2,), 2))
         return said
 

@@ -11,7 +11,6 @@ rank receives its block in place: no rank except the source ever holds more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import index
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
 from weft.core.arguments import MeshLike, Placements
+from weft.core.integers import integers
 from weft.core.names import ADVICE, PLACEMENTS, also_called
 from weft.errors import (
     LayoutError,
@@ -281,13 +281,12 @@ def _told(
     shape: Any, dtype: torch.dtype | None,
 ) -> tuple[tuple[int, ...], torch.dtype, Strides]:
     """Shape, dtype and strides of the source's tensor, the same on every rank."""
-    said: Any = shape
+    said = None
     try:
-        said = None if shape is None else tuple([index(length) for length in shape])
-    except TypeError:
-        fault = fault or ShardTypeError(
-            "scatter_tensor(global_shape=)", f"it is {shape!r}",
-            "a global shape is a tuple of lengths", [repr(shape)], "global_shape=(8, 4)")
+        said = None if shape is None else integers(
+            shape, "scatter_tensor(global_shape=)", "lengths", "global_shape=(8, 4)")
+    except WeftError as error:
+        fault = fault or error
     if mesh.here is None:
         if fault is not None:
             raise fault
