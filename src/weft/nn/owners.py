@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.errors import CommunicationError, LayoutError, ShardTypeError
 from weft.tensor.placing.layouts import local_to_sharded
-from weft.tensor.placing.owners import (
+from weft.tensor.placing.states import (
     at_one_rank,
     balanced,
     buckets,

@@ -21,7 +21,7 @@ from torch.optim._muon import (
 from weft.comm import BoundMesh
 from weft.tensor.grad.optimizers import opened_lists
 from weft.tensor.placing.layouts import local_to_sharded
-from weft.tensor.placing.owners import buckets, from_owners, owners_of, to_owners
+from weft.tensor.placing.states import buckets, from_owners, owners_of, to_owners
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import traffic
 
