@@ -44,16 +44,11 @@ def redistribute(
         device_mesh, placements = mesh_and_placements(device_mesh, placements)
     if type(placements) is ShardTensor:
         placements = placements.sharding
-    given: Any = tuple(placements) if type(placements) is list else placements
-    key: Any = (meta, given)
-    if device_mesh is not None:  # meshes on other devices are equal too
-        key = (*key, device_mesh, getattr(device_mesh, "device_type", None))
     dtypes = forward_dtype, backward_dtype
-    if dtypes != (None, None):
-        key = (*key, dtypes)
-    if grad_placements is not None:
-        given = grad_placements
-        key = (*key, "grad", tuple(given) if type(given) is list else given)
+    key: Any = (  # meshes on other devices are equal
+        meta, device_mesh, getattr(device_mesh, "device_type", None), dtypes,
+        tuple(placements) if type(placements) is list else placements,
+        tuple(grad_placements) if type(grad_placements) is list else grad_placements)
     known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
     try:
         move = known.get(key)
