@@ -61,18 +61,15 @@ def from_local(
     layout = None
     try:
         check_plain(local, "from_local(local_tensor)")
+        if not asks:
+            layout = said_layout(
+                mesh, local.shape, placements, shape, sizes, sharding_shapes, argument)
     except WeftError as error:
         fault = error
     if asks:
         call = f'from_local(sizes="{sizes}")'
         layout, strides = agreed_layout(call, mesh, local, placements, sizes, fault, argument)
         stride = strides if stride is None else stride
-    elif fault is None:
-        try:
-            layout = said_layout(
-                mesh, local.shape, placements, shape, sizes, sharding_shapes, argument)
-        except WeftError as error:
-            fault = error
     compared = run_check or (mesh.world.debug.on and not sync)
     if compared and mesh.here is not None:
         check_over_ranks(mesh, local, layout, fault, region)

@@ -93,8 +93,16 @@ def distribute_tensor(
         return tensor
     source = None if src_data_rank is None else (
         _source("distribute_tensor(src_data_rank=)", src_data_rank, mesh) or 0)
-    layout, fault = _described(call, tensor, mesh, placements, source)
-    mine = [] if layout is None else [facts_of("", tensor, layout)]
+    fault, layout, mine = None, None, []
+    try:
+        check_tensor(tensor, call)
+        _check_source(tensor, call)
+        if source is not None:
+            _check_history(tensor, call)
+        layout = as_layout(mesh, tensor.shape, placements, _PLACEMENTS)
+        mine = [facts_of("", tensor, layout)]
+    except WeftError as error:
+        fault = error
     sends = source is not None and not (fault is None and tensor.is_meta)
     if mesh.here is not None and (sends or mesh.world.debug.on):
         mine = compared(call, mesh, mine, fault, source or 0)
@@ -149,20 +157,6 @@ def _laid_out(
     else:
         local = _scattered(full, full.dtype, mesh, turned, mesh.coordinate(source))
     return leaf(_back(local, order), mesh, layout, tensor.requires_grad, strides)
-
-
-def _described(
-    call: str, tensor: Any, mesh: BoundMesh, placements: Any, source: int | None
-) -> tuple[Layout | None, WeftError | None]:
-    """Its layout, or why there is none."""
-    try:
-        check_tensor(tensor, call)
-        _check_source(tensor, call)
-        if source is not None:
-            _check_history(tensor, call)
-        return as_layout(mesh, tensor.shape, placements, _PLACEMENTS), None
-    except WeftError as error:
-        return None, error
 
 
 def _has_history(tensor: torch.Tensor) -> bool:
@@ -252,7 +246,14 @@ def scatter_tensor(
             f"scatter_tensor(tensor, {first}, ...)")
     full, fault = None, None
     if tensor is not None and bound.rank == global_src:
-        full, fault = _full(tensor)
+        given = "scatter_tensor(tensor)"
+        try:
+            check_plain(tensor, given)
+            _check_source(tensor, given)
+            _check_history(tensor, given)
+            full = _values(tensor)
+        except WeftError as error:
+            fault = error
     shape, dtype, strides = _told(full, fault, bound, source, global_shape, dtype)
     layout = as_layout(bound, shape, placements, "scatter_tensor(placements)")
     if bound.here is None:
@@ -262,18 +263,6 @@ def scatter_tensor(
     full = full if full is None or order is None else full.permute(order)
     local = _scattered(full, dtype, bound, turned, bound.coordinate(source))
     return leaf(_back(local, order), bound, layout, requires_grad, strides)
-
-
-def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
-    """The source's tensor, or why it cannot be scattered."""
-    call = "scatter_tensor(tensor)"
-    try:
-        check_plain(tensor, call)
-        _check_source(tensor, call)
-        _check_history(tensor, call)
-    except WeftError as error:
-        return None, error
-    return _values(tensor), None
 
 
 def _told(
