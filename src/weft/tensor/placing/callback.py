@@ -138,26 +138,20 @@ def to_callback(
     everyone = map(mesh.coordinate, range(mesh.size()))  # those that write, in mesh order
     owners = [at for at in everyone if _writes(layout, at)] if in_turns else [mesh.here]
     for owner in owners:
-        mine = owner == mesh.here and _writes(layout, owner)
-        exchanged(_OUT, mesh, None, _written(layout.box_at(owner), fn, block) if mine else None)
+        fault = None
+        if owner == mesh.here and _writes(layout, owner):
+            box = layout.box_at(owner)
+            try:
+                fn(slices(box), block)
+            except Exception as error:
+                fault = _raised(_OUT, box, error, "fn writes the block of its rank")
+        exchanged(_OUT, mesh, None, fault)
 
 
 def _writes(layout: Layout, place: tuple[int, ...]) -> bool:
     """Whether this rank has elements and is the first of those that have the same."""
     replicas = [at for axis, at in enumerate(place) if axis not in layout.sharded_axes]
     return not any(replicas) and 0 not in layout.local_shape_at(place)
-
-
-def _written(box: Box, fn: Callable[[Index, torch.Tensor], Any],
-             block: torch.Tensor) -> WeftError | None:
-    """Write a block; returns the fault, if any."""
-    try:
-        fn(slices(box), block)
-    except WeftError as error:
-        return error
-    except Exception as error:
-        return _raised(_OUT, f"fn({_text(box)})", error, "fn writes the block of its rank")
-    return None
 
 
 def _on_chunks(call: str, layout: Layout, chunks: Sequence[int] | None) -> Layout:
@@ -189,10 +183,8 @@ def _block(
         block = _own_memory(fn(slices(box)), dtype)
         check_tensor(block, _CALL)
         check_given(block, _CALL)
-    except WeftError as error:
-        return None, error
     except Exception as error:
-        return None, _raised(_CALL, f"fn({_text(box)})", error, "fn gives every rank its block")
+        return None, _raised(_CALL, box, error, "fn gives every rank its block")
     if tuple(block.shape) != expected:
         return None, LayoutError(
             _CALL, f"fn({_text(box)}) gives shape {tuple(block.shape)}, the index has "
@@ -203,10 +195,12 @@ def _block(
     return block.to(mesh.device), None
 
 
-def _raised(call: str, called: str, error: Exception, rule: str) -> LayoutError:
+def _raised(call: str, box: Box, error: Exception, rule: str) -> WeftError:
+    if isinstance(error, WeftError):
+        return error
     fault = LayoutError(
-        call, f"{called} raises {type(error).__name__}: {error}", rule, [called],
-        "a function that does it on every rank")
+        call, f"fn({_text(box)}) raises {type(error).__name__}: {error}", rule,
+        [f"fn({_text(box)})"], "a function that does it on every rank")
     fault.__cause__ = error
     return fault
 
