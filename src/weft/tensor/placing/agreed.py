@@ -20,7 +20,6 @@ from weft.comm.communicator import as_bytes
 from weft.core import Layout
 from weft.errors import LayoutError, WeftError
 from weft.tensor.meta import contiguous_strides
-from weft.tensor.placing.sizes import form_of
 from weft.transport.order import memory_order, order_of, strides_like
 
 __all__ = [
@@ -45,25 +44,18 @@ class _Facts:
 
 
 def agreed_layout(
-    call: str, mesh: BoundMesh, local: Any, placements: Any, word: str, fault: WeftError | None,
-    argument: str,
+    call: str, mesh: BoundMesh, local: Any, form: Layout | None, word: str, fault: WeftError | None
 ) -> tuple[Layout, Strides]:
     """The layout that the ranks' blocks make up, and its strides; None if none follow.
 
     Args:
+        form: which axes shard which dim, where there is no fault.
         word: "infer" takes the blocks as they are, "chunk" as the default cuts.
         fault: why this rank's local tensor cannot be used.
-        argument: the public call and its argument that has the placements, for errors.
 
     Raises:
         LayoutError: on all ranks, if the blocks do not make up one tensor; `fault` if there is one.
     """
-    form = None
-    if fault is None:
-        try:
-            form = form_of(mesh, local.dim(), placements, argument)
-        except WeftError as error:
-            fault = error
     facts = None if form is None else _facts(local, (form.dims, form.partial))
     told = exchanged(call, mesh, facts, fault)
     assert form is not None

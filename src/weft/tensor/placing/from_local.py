@@ -25,7 +25,7 @@ from weft.tensor.placing.layouts import (
     local_to_sharded,
 )
 from weft.tensor.placing.redistribute import placed_gradients
-from weft.tensor.placing.sizes import is_asked, said_layout
+from weft.tensor.placing.sizes import form_of, is_asked, said_layout
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.facts import partial_axes
@@ -58,17 +58,19 @@ def from_local(
     argument = region or "from_local(placements)"
     asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None
     fault: WeftError | None = None
-    layout = None
+    layout = form = None
     try:
         check_plain(local, "from_local(local_tensor)")
-        if not asks:
+        if asks:
+            form = form_of(mesh, local.dim(), placements, argument)
+        else:
             layout = said_layout(
                 mesh, local.shape, placements, shape, sizes, sharding_shapes, argument)
     except WeftError as error:
         fault = error
     if asks:
         call = f'from_local(sizes="{sizes}")'
-        layout, strides = agreed_layout(call, mesh, local, placements, sizes, fault, argument)
+        layout, strides = agreed_layout(call, mesh, local, form, sizes, fault)
         stride = strides if stride is None else stride
     compared = run_check or (mesh.world.debug.on and not sync)
     if compared and mesh.here is not None:

@@ -232,11 +232,10 @@ def _followed(
     target: Unplaced, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Placed | None:
     """Where a tensor comes to be that a call writes to; None if it stays plain."""
-    if func is not set_item:
-        return layout_of_write(target, ..., leaves((args, kwargs), ShardTensor))
-    _, index, *given = args
-    values = leaves(given, ShardTensor)
-    return layout_of_write(target, index, values) if items_of(target.shape, index) else None
+    index, given = (args[1], args[2:]) if func is set_item else (..., (args, kwargs))
+    if items_of(target.shape, index) is None:
+        return None
+    return layout_of_write(target, index, leaves(given, ShardTensor))
 
 
 def layout_of_write(
