@@ -97,11 +97,8 @@ def _set_gathered(tensor: ShardTensor, value: torch.Tensor) -> None:
 
 
 def _for_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    if len(shape) != layout.ndim:
-        return Layout.replicated(layout.mesh, shape)
-    return layout.resized(shape, tuple([
-        cut if old == new else None for cut, old, new in zip(layout.cuts, layout.shape, shape)
-    ]))
+    same = len(shape) == layout.ndim
+    return layout.replace(shape=shape) if same else Layout.replicated(layout.mesh, shape)
 
 
 def tell_torch(tensor: ShardTensor, now: ShardTensor) -> None:
