@@ -13,8 +13,7 @@ from torch import Tensor, fft
 from weft.core import Box
 from weft.errors import UnsupportedOpError
 from weft.tensor.placing.spectra.calls import SHIFTS, Fields, shifts_of
-from weft.tensor.placing.spectra.dft import modes_of
-from weft.tensor.placing.spectra.moves import one_by_one, summed
+from weft.tensor.placing.spectra.dft import modes_of, one_by_one, summed
 from weft.tensor.placing.spectra.ranges import Ranges, box_of, count, rolled, taken
 from weft.tensor.placing.spectra.zeros import waiting_for
 from weft.tensor.placing.waiting import (

@@ -23,9 +23,9 @@ from weft.tensor.placing.spectra.calls import (
     shifts_of,
     transformed_dims,
 )
-from weft.tensor.placing.spectra.dft import at_positions, real_at_positions
-from weft.tensor.placing.spectra.moves import check_move, one_by_one
+from weft.tensor.placing.spectra.dft import at_positions, check_move, one_by_one
 from weft.tensor.placing.spectra.ranges import (
+    Range,
     Ranges,
     box_of,
     count,
@@ -168,8 +168,8 @@ class Zeros(Wait):
             others = sorted([at for at in dims if at != real],
                             key=lambda at: not x._meta.layout.dims[at])
             order = others if real is None else [real, *others]
-            return one_by_one(x, order, (), lambda x, at: (fft.irfft if at == real else fft.ifft)(
-                spread(x, at, kept[at]), n=lengths[at], dim=at, norm=norm))
+            return one_by_one(x, order, (), lambda x, at: _of_whole(
+                x, at, kept[at], lengths[at], norm, at == real))
 
     def _field(self, x: ShardTensor, shape: Sequence[int], kept: Ranges) -> Layout | None:
         """The layout of values of this shape where the dims of modes are sharded as those of the
@@ -223,17 +223,20 @@ def _by_products(
     check_move(x, gathered)
     x = x.redistribute(  # each rank's positions give a part of the modes' gradient
         x._meta.mesh, gathered, grad_placements=gathered.replace(partial=tuple(partial)))
-    inner = [dim for dim in dims if dim != real]
-    for dim in sorted(inner, key=lambda dim: not to.dims[dim]):
+    for dim in sorted(dims, key=lambda dim: (dim == real, not to.dims[dim])):
         if to.dims[dim]:
-            x = at_positions(x, dim, kept[dim], to, norm)
+            x = at_positions(x, dim, kept[dim], to, norm, dim == real)
         else:
-            x = fft.ifft(spread(x, dim, kept[dim]), n=to.shape[dim], dim=dim, norm=norm)
-    if real is None:
-        return x
-    if to.dims[real]:
-        return real_at_positions(x, real, kept[real], to, norm)
-    return fft.irfft(spread(x, real, kept[real]), n=to.shape[real], dim=real, norm=norm)
+            x = _of_whole(x, dim, kept[dim], to.shape[dim], norm, dim == real)
+    return x
+
+
+def _of_whole(
+    x: Any, dim: int, kept: Sequence[Range], length: int, norm: str | None, is_half: bool
+) -> Any:
+    """The inverse transform of one dim, which is whole."""
+    inverse = fft.irfft if is_half else fft.ifft
+    return inverse(spread(x, dim, kept), n=length, dim=dim, norm=norm)
 
 
 def _cast(blocks: Sequence[Block], dtype: torch.dtype) -> list[Block]:
