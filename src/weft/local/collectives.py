@@ -318,18 +318,15 @@ def _dim(x: Tensor, dim: int, call: str) -> int:
 def _cut(sub: BoundMesh, x: Tensor, dim: int, sizes: Sequence[int] | None, call: str) -> Layout:
     """The layout of a tensor whose blocks along a dim are the ranks' own. All ranks raise
     LayoutError if other lengths, or the dtypes, differ between them."""
-    mine = (tuple(x.shape), str(x.dtype))
-    all_of = [mine] * sub.size()
     if sizes is None:
-        all_of = sub.everyone().exchange(mine)
-        sizes = [shape[dim] if dim < len(shape) else -1 for shape, _ in all_of]  # type: ignore
-        others = {(*shape[:dim], "*", *shape[dim + 1:], dtype) for shape, dtype in all_of}  # type: ignore
+        told: Any = sub.everyone().exchange((tuple(x.shape), str(x.dtype)))
+        sizes = [shape[dim] if dim < len(shape) else -1 for shape, _ in told]
+        others = {(*shape[:dim], "*", *shape[dim + 1:], dtype) for shape, dtype in told}
         if len(others) > 1:
             raise LayoutError(
                 f"{call}(dim={dim})", f"{len(others)} different blocks along axes "
                 f"{sub.axis_names}", "blocks differ in their length along that dim alone",
-                [f"place {at}: {shape} {dtype}"
-                 for at, (shape, dtype) in enumerate(all_of)],  # type: ignore[misc]
+                [f"place {at}: {shape} {dtype}" for at, (shape, dtype) in enumerate(told)],
                 "pad or reshape them before the call")
     shape = list(x.shape)
     shape[dim] = sum(sizes)

@@ -79,6 +79,7 @@ class _Reads:
         return kept(self.parts, (box, need), lambda: _part(box, need))
 
 
+@dataclass(slots=True, eq=False)
 class Halo:
     """The reads of one value of a tensor.
 
@@ -90,15 +91,12 @@ class Halo:
         box: once it was fetched, until its last read.
     """
 
-    __slots__ = ("box", "joint", "left", "number", "record", "state")
-
-    def __init__(
-        self, state: tuple[Any, ...], record: Record, joint: Transition | None, left: int,
-        number: int = 0,
-    ) -> None:
-        self.state, self.record, self.joint, self.left = state, record, joint, left
-        self.number = number
-        self.box: Tensor | None = None
+    state: tuple[Any, ...]
+    record: Record
+    joint: Transition | None
+    left: int
+    number: int = 0
+    box: Tensor | None = None
 
     def serve(self, reads: _Reads, need: Transition) -> Tensor | None:
         """The part of the box that is read; None where the box does not have it."""

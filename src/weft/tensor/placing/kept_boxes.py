@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from weakref import ref
@@ -87,13 +88,13 @@ class KeptBox:
             views[self.key] = (*views[self.key][:2], SavedBox(node, name, self))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedBox:
     """A box that a node has saved apart. Other calls that read it get it with its own node."""
 
-    __slots__ = ("kept", "name", "node")
-
-    def __init__(self, node: Any, name: str, kept: KeptBox) -> None:
-        self.node, self.name, self.kept = node, name, kept
+    node: Any
+    name: str
+    kept: KeptBox
 
     def box(self) -> Tensor:
         """The box, with the node that fetched it."""
