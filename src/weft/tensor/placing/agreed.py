@@ -79,8 +79,14 @@ def agreed_layout(
             "local.to(dtype), local.contiguous() or local.requires_grad_() on these ranks")
     lengths = [sum(sizes[d]) if d in sizes else n for d, n in enumerate(told[0].shape)]
     layout = Layout(mesh, lengths, form.spec, sizes=sizes)
-    if word == "chunk":
-        _check_default(call, layout)
+    if word == "chunk" and any(layout.cuts):
+        default = Layout(mesh, lengths, form.spec)
+        wrong = [f"dim {dim}: {layout.sizes_of(dim)}, not {default.sizes_of(dim)}"
+                 for dim, cut in enumerate(layout.cuts) if cut is not None]
+        raise LayoutError(
+            call, f"{len(wrong)} dims of shape {layout.shape} are sharded in another way",
+            "blocks are those of torch.chunk, axis by axis", wrong,
+            'sizes="infer", which takes them as they are')
     return layout, _strides(told, layout)
 
 
@@ -194,19 +200,6 @@ def _strides(told: Sequence[_Facts], layout: Layout) -> Strides:
     if 0 in one.shape or order_of(one.shape, one.strides) is None:
         return None
     return strides_like(layout.shape, one.shape, one.strides)
-
-
-def _check_default(call: str, layout: Layout) -> None:
-    wrong = [
-        f"dim {dim}: {layout.sizes_of(dim)}, not "
-        f"{Layout(layout.mesh, layout.shape, layout.spec).sizes_of(dim)}"
-        for dim, cut in enumerate(layout.cuts) if cut is not None
-    ]
-    if wrong:
-        raise LayoutError(
-            call, f"{len(wrong)} dims of shape {layout.shape} are sharded in another way",
-            "blocks are those of torch.chunk, axis by axis", wrong,
-            'sizes="infer", which takes them as they are')
 
 
 def check_over_ranks(
