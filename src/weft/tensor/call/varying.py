@@ -53,11 +53,11 @@ def of_varying(made: Recipe, carry_out: CarryOut) -> Recipe:
         return made
     if isinstance(made, Program):
         if any(step.target is not None for step in made.steps) and is_grad_enabled():
-            return Function(_Settled(made, carry_out))
+            return Function(_settled(made, carry_out))
         return _Watched(made, _cast_to(made)) if is_used() else made
     if isinstance(made, Alias) or not is_grad_enabled():
         return _Watched(made) if is_used() else made
-    return Function(_AsValues(made, carry_out))
+    return Function(_as_values(carry_out))
 
 
 def _cast_to(made: Program) -> torch.dtype | None:
@@ -127,40 +127,34 @@ class _Watched(Recipe):
         return out
 
 
-class _AsValues:
-    """A recipe that takes R operands as I."""
-
-    __slots__ = ("carry_out", "made")
-
-    def __init__(self, made: Recipe, carry_out: CarryOut) -> None:
-        self.made, self.carry_out = made, carry_out
-
-    def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
+def _as_values(carry_out: CarryOut) -> CarryOut:
+    """A call that takes R operands as I."""
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
         memories = filled([unwrap_view(local_of(one)) for one in tensors])
         for one in written_by(func, args, kwargs):
             settle(one)
         given = substitute((args, kwargs), map(as_value, tensors))
-        out = self.carry_out(func, *given)
+        out = carry_out(func, *given)
         watch(out, memories)
         return out
 
+    return run
 
-class _Settled(_AsValues):
+
+def _settled(made: Program, carry_out: CarryOut) -> CarryOut:
     """A program that writes in place: its target is I from now on."""
+    targets = {step.target for step in made.steps if step.target is not None}
 
-    __slots__ = ()
-
-    def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
-        assert isinstance(self.made, Program)
-        targets = {step.target for step in self.made.steps if step.target is not None}
         again = False
         for at in targets:
             if at < len(tensors):
                 again |= settle(tensors[at])
         memories = filled([unwrap_view(local_of(one)) for one in tensors])
-        run = self.carry_out if again else self.made.run
-        out = run(func, args, kwargs)
+        out = (carry_out if again else made.run)(func, args, kwargs)
         watch(out, memories)
         return out
+
+    return run
