@@ -21,7 +21,6 @@ from torch._ops import OpOverload
 from weft.core import Layout
 from weft.tensor.call.anchor import tied
 from weft.tensor.call.kernels import BoundKernel
-from weft.tensor.call.memory_format import is_last
 from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta
 from weft.tensor.placing.halos import slice_of
@@ -346,7 +345,7 @@ class Program(Recipe):
             if type(local) is torch.Tensor and local.untyped_storage()._cdata not in memory:
                 if meta is None or meta.strides is None:
                     due = None if local.is_contiguous() else tuple(range(local.dim()))
-                elif is_chance and is_last(meta):
+                elif is_chance and _is_last(meta):
                     due = order_of(meta.shape, meta.strides)
                 else:
                     due = order_due(meta.shape, meta.strides, local)
@@ -358,6 +357,15 @@ class Program(Recipe):
         if self.is_quick and not found:
             self.fast = self.metas[self.steps[place].results[0][0]]
         return found
+
+
+def _is_last(meta: Meta) -> bool:
+    """Whether channels come last in memory. Kernels read this from the strides of a shard, which
+    show nothing if it has one channel, or one place."""
+    ndim = len(meta.shape)
+    return meta.strides is not None and ndim in (4, 5) and (
+        order_of(meta.shape, meta.strides) == (0, *range(2, ndim), 1)
+    )
 
 
 def _moved_to(move: Transition, layout: Layout) -> Transition:
