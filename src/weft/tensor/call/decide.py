@@ -23,7 +23,7 @@ from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lac
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_gradient, check_overlap, check_writable
-from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
+from weft.tensor.call.kernels import BoundKernel, bound, folding
 from weft.tensor.call.local import (
     apart,
     as_it_is,
@@ -147,11 +147,7 @@ class Builder:
                 if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
                     refuse(self.op, self.trace.metas)  # it only draws
                 return chosen
-            case ops.Local():
-                if chosen.communicates:
-                    chosen = with_traffic_label(self.name, chosen)
-                return self._direct(chosen.decision, layouts, wants, chosen)
-            case ops.Kernel():
+            case ops.Local() | ops.Kernel():
                 return self._direct(chosen.decision, layouts, wants, chosen)
             case Decision():
                 return self._direct(chosen, layouts, wants, None)
@@ -321,7 +317,7 @@ class Builder:
             return self.kernel.local(operands), self.op.args, self.op.kwargs
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
-            return algorithm.bind(self.mesh), order, {}
+            return bound(self.name, algorithm, algorithm.bind, self.mesh), order, {}
         mended = None if self.entry is None or self.own is not None else self.entry.local
         as_called = (
             decision.args is None
@@ -443,8 +439,8 @@ class Builder:
             replicated(decision.results[0], varying) and self.grad
         )
         writes = algorithm.writes if isinstance(algorithm, ops.Local) else None
-        if writes is not None and direct:
-            local = writes(self.mesh)
+        if isinstance(algorithm, ops.Local) and writes is not None and direct:
+            local = bound(self.name, algorithm, writes, self.mesh)
         if direct and decision.op is None and (algorithm is None or writes is not None):
             self.by_form = self._is_by_form(decision) and not expanded_dims(target)
             return Step(

@@ -4,7 +4,7 @@ of the book, bound to a rank."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,21 +21,20 @@ from weft.tensor.versions import version_of
 from weft.transport import Shards, traffic
 from weft.transport.transition import Transition
 
-__all__ = ["BoundKernel", "folding", "with_traffic_label"]
+__all__ = ["BoundKernel", "bound", "folding"]
 
 _REASON = "what ranks need of each other's blocks"
 
 
-def with_traffic_label(name: str, algorithm: Local) -> Local:
-    """`algorithm`, reported to the modes as the op `name`, between blocks."""
-    axes, decision = algorithm.communicates, algorithm.decision
-
-    def labelled(bind: Callable[[BoundMesh], Any]) -> Callable[[BoundMesh], Any]:
-        return lambda mesh: _labelled(
-            name, bind(mesh), decision, axes, mesh, why=algorithm.why)
-
-    writes = None if algorithm.writes is None else labelled(algorithm.writes)
-    return replace(algorithm, bind=labelled(algorithm.bind), writes=writes)
+def bound(
+    name: str, algorithm: Local, bind: Callable[[BoundMesh], Any], mesh: BoundMesh
+) -> Callable[..., Any]:
+    """What `bind` gives for local tensors, reported to the modes as the op `name` where it
+    communicates."""
+    local, axes = bind(mesh), algorithm.communicates
+    if not axes:
+        return local
+    return _labelled(name, local, algorithm.decision, axes, mesh, why=algorithm.why)
 
 
 def _labelled(
