@@ -18,7 +18,7 @@ from weft.errors import UnsupportedOpError
 from weft.rules import Entry
 from weft.tensor.call import by_book, fallback, numbers, reduce_once, stretches
 from weft.tensor.call.autocast import dtype_of
-from weft.tensor.call.compose import Composer, stand_in
+from weft.tensor.call.compose import Composer, is_cast, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.lengths import numbers_come_from
@@ -308,27 +308,22 @@ def _program(
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """The recipe of an op that is composed of others, and its form for other lengths."""
     op, trace, mesh = builder.op, builder.trace, builder.mesh
-    parts = composite if isinstance(composite, Parts) else None
-    compose = applied(composite.function, op) if parts is None else op_by_op(parts.trace, mesh)
-    is_cast = torch.is_autocast_enabled(mesh.kernel_type) and (parts is None or parts.is_cast)
-    if is_cast and not composite.each_call:
-        compose = as_autocast(compose, dtype_of(op, trace, mesh), mesh.kernel_type)
-    is_program = not (composite.each_call or is_cast or builder.target is not None)
-    if is_program and mesh.here is not None:
+    if builder.target is None and mesh.here is not None:
         composer = Composer(builder.tensors, mesh)
-        slots = {at: Slot(at) for at in range(len(builder.tensors))}
-        if parts is None:
-            out = composer.composed(composite.function, op)
-        else:
-            out = composer.add(parts.trace, dict(slots))
+        out = composer.composed(composite, op)
         if out is not None:
+            slots = {at: Slot(at) for at in range(len(builder.tensors))}
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             if not composer.steps:
                 return Alias(fill(trace.result, slots)), None
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of_several(op, composer, program)
-    runner = Function(fallback.runner(mesh, by_book.NO_COMPOSITION))
-    otherwise = builder.fallback(by_book.NO_COMPOSITION) if mesh.here is not None else runner
+    compose = (op_by_op(composite.trace, mesh) if isinstance(composite, Parts)
+               else applied(composite.function, op))
+    if is_cast(composite, mesh) and not composite.each_call:
+        compose = as_autocast(compose, dtype_of(op, trace, mesh), mesh.kernel_type)
+    otherwise = builder.fallback(by_book.NO_COMPOSITION) if mesh.here is not None else Function(
+        fallback.runner(mesh, by_book.NO_COMPOSITION))
     target = None if composite.writes else builder.target
     return as_calls(
         compose, trace, op.results, target, writes=composite.writes,

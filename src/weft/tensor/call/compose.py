@@ -7,7 +7,7 @@ write, a random op, a fallback) are not made: then each op is a call of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,13 +24,13 @@ from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
 from weft.tensor.trace.trees import Slot, fill, slots_of
 
-__all__ = ["Composer", "stand_in"]
+__all__ = ["Composer", "is_cast", "stand_in"]
 
 
 class Composer:
     """Makes the program of ops, one after the other.
 
-    `composed` and `traced` return the result with Slots, or None if the program cannot be made.
+    `composed` and `add` return the result with Slots, or None if the program cannot be made.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: BoundMesh) -> None:
@@ -44,15 +44,18 @@ class Composer:
         self.steps: list[Step] = []
         self.built: list[Builder] = []
 
-    def composed(self, function: Callable[..., Any], op: Op) -> Any:
-        """Add the ops of `function` on the op's arguments; returns its result."""
+    def composed(self, composite: ops.Composite, op: Op) -> Any:
+        """Add the ops that `op` is composed of; returns its result."""
+        if composite.each_call or is_cast(composite, self.mesh):
+            return None  # autocast is off for what it is composed of
+        if isinstance(composite, Parts):
+            return self.add(composite.trace, {at: Slot(at) for at in range(len(self.values))})
         slots = list(dict.fromkeys(slots_of((op.args, op.kwargs))))
         metas = [meta_like(self.values[slot.index]) for slot in slots]
         feed = {slot.index: meta for slot, meta in zip(slots, metas)}
+        args, kwargs = fill(op.args, feed), fill(op.kwargs, feed)
         try:
-            trace = capture(
-                function, fill(op.args, feed), fill(op.kwargs, feed), metas, self.mesh.kernel_type
-            )
+            trace = capture(composite.function, args, kwargs, metas, self.mesh.kernel_type)
         except NotCapturable:
             return None
         if trace.result is NotImplemented:
@@ -85,15 +88,8 @@ class Composer:
         trace = Trace((op,), op.results, (*self.traced, *metas))
         builder = Builder(None, trace, self.values, self.mesh, range(len(self.values)))
         made = builder.build()
-        if isinstance(made, Parts) and not made.is_cast:
-            out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
-            return None if out is None else slots_of(out)
         if isinstance(made, ops.Composite):
-            if made.each_call:
-                return None
-            if torch.is_autocast_enabled(self.mesh.kernel_type):
-                return None  # what it is composed of runs without
-            out = self.composed(made.function, op)
+            out = self.composed(made, op)
             return None if out is None else slots_of(out)
         if type(made) is not Step or builder.clashes:
             return None
@@ -109,6 +105,12 @@ class Composer:
     def program(self, result: Any) -> Program:
         """The program of what was added."""
         return Program(self.steps, self.metas, result)
+
+
+def is_cast(composite: ops.Composite, mesh: BoundMesh) -> bool:
+    """Whether autocast casts the tensors of the op before, and is off for what it consists of."""
+    return torch.is_autocast_enabled(mesh.kernel_type) and (
+        not isinstance(composite, Parts) or composite.is_cast)
 
 
 def stand_in(meta: Meta) -> ShardTensor:
