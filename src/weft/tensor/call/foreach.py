@@ -36,48 +36,31 @@ def recipe(
     one_by_one = partial(_one_by_one, name, writes, type(trace.result), _parameters(op))
     if entry.lists != "blocks" or wants_grad or not _lie_alike(op, tensors, writes):
         return Function(one_by_one, as_called=True)
-    if writes:
-        return _in_place(one_by_one)
-    return _out_of_place(
-        [_meta(trace.metas[slot.index], _first(op, tensors, place), mesh)
-         for place, slot in enumerate(slots_of(op.results))]
-    )
+    return _of_blocks(one_by_one, None if writes else [
+        _meta(trace.metas[slot.index], tensors[like.index], mesh)
+        for slot, like in zip(slots_of(op.results), _lists(op)[0])])
 
 
-def _in_place(one_by_one: Callable[[Any, Any, Any], Any]) -> Function:
-    """The call on lists of local tensors, which it writes to.
+def _of_blocks(one_by_one: Callable[..., Any], metas: Sequence[Meta] | None) -> Function:
+    """The call itself on lists of local tensors, its results wrapped as `metas` say; None where it
+    writes to the first list.
 
     Views whose data had to move are written one by one, because two of them may have one base.
     """
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        targets = args[0] if args else kwargs["self"]
-        if Moved in map(type, map(local_of, targets)):
+    def run(func: Any, args: Any, kwargs: Any, locals_: Any = None) -> Any:
+        opened = map_tensors(local_of, args) if locals_ is None else locals_
+        named = map_tensors(local_of, kwargs)
+        if metas is not None:
+            out = func(*opened, **named)
+            return type(out)(map(wrap, out, metas))
+        targets, mine = (args[0], opened[0]) if args else (kwargs["self"], named["self"])
+        if Moved in map(type, mine):
             return one_by_one(func, args, kwargs)
-        func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
+        func(*opened, **named)
         bump_view_epoch()
         return targets
 
-    def opened(func: Any, args: Any, locals_: list[Any]) -> Any:
-        if Moved in map(type, locals_[0]):
-            return one_by_one(func, args, {})
-        func(*locals_)
-        bump_view_epoch()
-        return args[0]
-
-    return Function(run, as_called=True, opened=opened)
-
-
-def _out_of_place(metas: Sequence[Meta]) -> Function:
-    """The call itself on lists of local tensors, its results wrapped."""
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return type(out)(map(wrap, out, metas))
-
-    def opened(func: Any, args: Any, locals_: list[Any]) -> Any:
-        out = func(*locals_)
-        return type(out)(map(wrap, out, metas))
-
-    return Function(run, as_called=True, opened=opened)
+    return Function(run, as_called=True, takes_opened=True)
 
 
 def _parameters(op: Op) -> list[tuple[str, bool]]:
@@ -133,10 +116,6 @@ def _element(name: str, writes: bool, given: dict[str, Any]) -> Any:
 
 def _lists(op: Op) -> list[Sequence[Slot]]:
     return [arg for arg in op.args if type(arg) in (list, tuple) and arg and type(arg[0]) is Slot]
-
-
-def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
-    return tensors[_lists(op)[0][place].index]
 
 
 def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:

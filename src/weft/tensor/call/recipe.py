@@ -49,25 +49,24 @@ class Function(Recipe):
     Args:
         function: of the called function, its arguments and its keywords.
         as_called: see `Recipe`.
-        opened: the same for the short route, if local tensors save time: it takes the function, its
-            arguments, and the arguments with local tensors.
+        takes_opened: whether it also takes the arguments with local tensors, which the short route
+            has: that saves time.
     """
 
-    __slots__ = ("as_called", "function", "opened")
+    __slots__ = ("as_called", "function", "takes_opened")
 
     def __init__(
-        self, function: Callable[[Any, Any, Any], Any], as_called: bool = False,
-        opened: Callable[[Any, Any, list[Any]], Any] | None = None,
+        self, function: Callable[..., Any], as_called: bool = False, takes_opened: bool = False
     ) -> None:
-        self.function, self.as_called, self.opened = function, as_called, opened
+        self.function, self.as_called, self.takes_opened = function, as_called, takes_opened
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         return self.function(func, args, kwargs)
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
-        if self.opened is None:
-            return self.function(func, args, {})
-        return self.opened(func, args, locals_)
+        if self.takes_opened:
+            return self.function(func, args, {}, locals_)
+        return self.function(func, args, {})
 
 
 class Alias(Recipe):
