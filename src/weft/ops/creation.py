@@ -59,10 +59,11 @@ def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], **options: A
 
 
 PAGE = page(
-    op("empty_like fill full_like ones_like zeros_like", rule("*..., [] -> ...")),
+    op("empty_like full_like ones_like zeros_like", rule("*..., [] -> ..."), detaches=True),
+    op("fill", rule("*..., [] -> ...")),
     op("zero", rule("... -> ...", linear=[0], moves=True)),
     op("new_empty new_full new_ones new_zeros", rule(_new, sizes="size", by_size=True,
-                                                     tables=_in_proportion)),
+                                                     tables=_in_proportion), detaches=True),
     op("new_empty_strided", compose=_strided),
     op("linspace logspace", rule("{} -> n!")),
 )

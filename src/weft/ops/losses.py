@@ -75,7 +75,8 @@ def _reduced(name: str, text: Any, **more: Any) -> Entry:
         """The mean of the losses of elements."""
         return each(args, kwargs).mean()
 
-    return op(name, rule(text), kernel=mean, compose=composed, floats_flow=True, **more)
+    return op(name, rule(text), kernel=mean, adds_up=True, compose=composed, floats_flow=True,
+              **more)
 
 
 # Losses of classes.
@@ -337,10 +338,10 @@ PAGE = page(
     *[_reduced(name, _of_elements) for name in _ELEMENTS.split()],
     _reduced("multilabel_margin_loss", _of_rows, result=_multilabel_margin_result,
              has_meta_gradient=False),
-    op("cross_entropy_loss", rule(_of_classes), kernel=_cross_entropy,
+    op("cross_entropy_loss", rule(_of_classes), kernel=_cross_entropy, adds_up=True,
        floats_flow=True, result=_cross_entropy_result),
     op("nll_loss nll_loss_nd nll_loss2d", rule(_of_classes, linear=[0]), kernel=_nll,
-       floats_flow=True),
+       adds_up=True, floats_flow=True),
     op("nll_loss_forward nll_loss2d_forward", compose=_nll_forward),
     op("multi_margin_loss", compose=_multi_margin, floats_flow=False, has_meta_gradient=False),
     op("torch.nn.functional.gaussian_nll_loss", compose=_gaussian_nll, each_call=True),

@@ -208,6 +208,8 @@ class Entry:
         result: a meta tensor like the result, of the op's arguments on the meta device; None
             where torch is to be asked. For ops whose meta kernels take long, or are wrong.
         has_meta_gradient: whether torch can differentiate the op on the meta device.
+        detaches: whether results have no gradient, though operands have.
+        adds_up: whether the kernel adds up rows, in any order.
         widens: whether it is a view of which an element is several of the operand's.
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
             operands of each element have one layout, the op may take lists of local tensors
@@ -226,6 +228,8 @@ class Entry:
     writes: bool = False
     result: Callable[..., Any] | None = None
     has_meta_gradient: bool = True
+    detaches: bool = False
+    adds_up: bool = False
     widens: bool = False
     lists: Literal["", "elements", "blocks"] = ""
     local: Callable[..., Any] | None = None

@@ -185,7 +185,8 @@ class Builder:
         return Function(outside.computed(self.trace, self.op, base, self.metas))
 
     def differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
-        return (self.is_leaf or (grad and not self.facts.detaches)) and (
+        detaches = self.entry is not None and self.entry.detaches
+        return (self.is_leaf or (grad and not detaches)) and (
             meta.dtype.is_floating_point or meta.dtype.is_complex
         )
 

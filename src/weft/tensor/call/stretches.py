@@ -54,13 +54,6 @@ def _by_boxes(func: Any, args: Any, kwargs: Any) -> Any:
 BY_BOXES = Function(_by_boxes)
 """The recipe of a call that needs its operands as boxes."""
 
-_SUMS = frozenset([
-    f"aten.{name}.default" for name in (
-        "cross_entropy_loss", "nll_loss", "nll_loss_nd", "mse_loss", "l1_loss", "smooth_l1_loss",
-        "huber_loss", "soft_margin_loss", "kl_div", "poisson_nll_loss", "binary_cross_entropy",
-        "binary_cross_entropy_with_logits")])
-"""Losses whose kernels add up samples, in any order."""
-
 
 def by_rule(
     call: Call, entry: Entry | None, about: Facts, layouts: Sequence[Layout],
@@ -93,7 +86,7 @@ def by_rule(
     marked = replace(decision, operands=tuple(operands), results=tuple(results), by_form=False)
     if not decision.finish:
         return marked
-    if call.op not in _SUMS or entry.kernel is None or any(
+    if not entry.adds_up or entry.kernel is None or any(
         operand == 0 and layouts[0].dims[dim] and not (
             isinstance(layouts[0], StretchedLayout) and layouts[0].stretches[dim] > 1)
         for operand, dim in decision.finish

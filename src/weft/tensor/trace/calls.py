@@ -31,7 +31,6 @@ class Facts:
         writes: positions of the arguments that it writes to.
         is_view: whether results share memory with an operand. may_copy: whether they may not.
         is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
-        detaches: whether results have no gradient, though operands have.
         sparse: the flag that makes the gradient of its first operand sparse, and its position.
         names: of the positional arguments.
         tensors: the arguments that tensors stand for, alone or in lists: positions, or names of
@@ -45,7 +44,6 @@ class Facts:
     may_copy: bool
     is_random: bool
     reshapes: bool
-    detaches: bool
     sparse: tuple[str, int] | None
     names: tuple[str, ...]
     tensors: tuple[int | str, ...]
@@ -57,7 +55,9 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
     Versions show most writes, but torch's fused updates and tensors of inference mode count none.
     """
     name = getattr(func, "__name__", "")
-    is_named_so = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    is_named_so = name == "__setitem__" or (
+        hasattr(torch.Tensor, f"__{name[3:]}") if name.startswith("__i")
+        else name.endswith("_") and not name.endswith("__"))
     packet = getattr(torch.ops.aten, name, None) if is_named_so else None
     overloads = [func] if isinstance(func, OpOverload) else [] if packet is None else [
         getattr(packet, each) for each in packet.overloads()]
@@ -73,19 +73,6 @@ def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
         found = flatten([*args, *kwargs.values()][:1])
     return found
 
-
-_IN_PLACE = frozenset(("__setitem__", *(
-    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
-                                "or", "xor", "lshift", "rshift")
-)))
-
-
-_DETACHING = ("aten.detach.", *(
-    f"aten.{name}." for name in (
-        "empty_like", "full_like", "ones_like", "zeros_like", "new_empty", "new_full", "new_ones",
-        "new_zeros",
-    )
-))
 
 _MAY_COPY = frozenset((
     "contiguous", "flatten", "ravel", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to",
@@ -117,7 +104,6 @@ def facts(overload: OpOverload) -> Facts:
         name.split(".")[1] in _MAY_COPY,
         torch.Tag.nondeterministic_seeded in overload.tags,
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
-        name.startswith(_DETACHING),
         next(((argument.name, at) for at, argument in enumerate(schema.arguments)
               if argument.name in ("sparse", "sparse_grad")), None),
         tuple([argument.name for argument in schema.arguments if not argument.kwarg_only]),
