@@ -7,6 +7,7 @@ hides a term that is missing or counted twice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 import weft
 from tests.sharded import WAYS, Make, agree, layout_for
 from weft import P, UnsupportedOpError
-from weft.tensor.call.autocast import CAST
+from weft.tensor.call.autocast import cast_of
 
 X = (torch.arange(30.0).view(5, 6) * 7) % 4
 W = (torch.arange(30.0).view(5, 6) * 5) % 3
@@ -325,28 +326,36 @@ def test_partial_gradients_are_not_unscaled() -> None:
 _SHAPES = {"addbmm": [(4, 4), (2, 4, 4), (2, 4, 4)], "addmm": [(4, 4)] * 3, "bmm": [(2, 4, 4)] * 2,
            "baddbmm": [(2, 4, 4)] * 3, "conv1d": [(2, 4, 4), (4, 4, 1)],
            "conv2d": [(2, 4, 4, 4), (4, 4, 1, 1)], "conv3d": [(2, 4, 4, 4, 4), (4, 4, 1, 1, 1)],
-           "linear": [(4, 4), (4, 4), (4,)], "matmul": [(4, 4)] * 2, "mm": [(4, 4)] * 2}
+           "linear": [(4, 4), (4, 4), (4,)], "matmul": [(4, 4)] * 2, "mm": [(4, 4)] * 2,
+           "scaled_dot_product_attention": [(2, 4, 4)] * 3, "linalg_vecdot": [(4, 4)] * 2,
+           "prelu": [(4, 4), (4,)]}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_ops_that_cast_are_those_of_torch(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    assert {f"aten.{name}.default" for name in _SHAPES} == CAST
+    mesh: Any = SimpleNamespace(kernel_type=device)
     for name, shapes in _SHAPES.items():
         given = [torch.full(shape, 1.001, device=device) for shape in shapes]
         narrow = [one.bfloat16() for one in given]
         function = getattr(torch.ops.aten, name).default
         with torch.autocast(device, dtype=torch.bfloat16):
             due = function(*given)
-            assert due.dtype is torch.bfloat16
+            assert due.dtype is cast_of(str(function), due.dtype, mesh) is torch.bfloat16
             for at, one in enumerate(narrow):  # any of them may have been cast before
                 assert torch.equal(function(*given[:at], one, *given[at + 1:]), due)
+            for other in (torch.ops.aten.add.Tensor, torch.ops.aten.sum.default,
+                          torch.ops.aten.cross_entropy_loss.default, torch.ops.aten.exp.default):
+                assert cast_of(str(other), torch.float32, mesh) is None
+            assert cast_of("aten.sum.default", torch.bfloat16, mesh) is None  # sum(dtype=)
 
 
 @pytest.mark.parametrize("product, shape, sends", [
     (F.linear, (12, 8), [("forward", "AllGather"), ("backward", "ReduceScatter")]),
     (torch.bmm, (2, 8, 12), [("forward", "Exchange"), ("backward", "Exchange")]),
+    (lambda x, y: F.scaled_dot_product_attention(x, y, y), (2, 6, 8),
+     [("forward", "Exchange"), ("backward", "Exchange")]),
 ])
 def test_what_a_product_casts_is_cast_before_it_is_sent(
     product: Any, shape: tuple[int, ...], sends: list[tuple[str, str]]

@@ -4,30 +4,36 @@ bytes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
 from weft.comm import BoundMesh
 from weft.tensor.placing.transitions import transition_between
+from weft.tensor.trace.calls import overload_named
 from weft.tensor.trace.capture import Op, Trace, meta_like, unwatched
 from weft.tensor.trace.trees import fill, flatten, slots_of
 from weft.transport.transition import Casts, Transition
 
-__all__ = ["CAST", "cast_of", "cast_on_the_way", "dtype_of", "is_lacking"]
+__all__ = ["cast_of", "cast_on_the_way", "dtype_of", "is_lacking"]
 
-CAST = frozenset(
-    f"aten.{name}.default" for name in (
-        "addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "linear", "matmul", "mm")
-)
-"""Ops for which autocast casts all operands, on every device."""
-
-
-def cast_of(name: str, mesh: BoundMesh) -> torch.dtype | None:
-    """The dtype that autocast casts float32 operands of an op to; None where it does not."""
+def cast_of(name: str, made: torch.dtype | None, mesh: BoundMesh) -> torch.dtype | None:
+    """The dtype that autocast casts float32 operands of an op to, where results are of dtype
+    `made`; None where it does not."""
     kind = mesh.kernel_type
-    if name not in CAST or not torch.is_autocast_enabled(kind):
+    if not torch.is_autocast_enabled(kind) or made is not torch.get_autocast_dtype(kind):
         return None
-    return torch.get_autocast_dtype(kind)
+    return made if _is_cast(name, kind) else None
+
+
+@cache
+def _is_cast(name: str, kind: str) -> bool:
+    """Whether autocast knows the op, whose result is of the dtype that it computes in. Those that
+    it widens give float32, but for the ones that take a dtype."""
+    overload = overload_named(name)
+    return overload is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        overload.name(), f"Autocast{kind.upper()}"
+    ) and not any(one.name == "dtype" for one in overload._schema.arguments)
 
 
 def cast_on_the_way(
@@ -64,7 +70,7 @@ def is_lacking(
         return False
     slots = slots_of((op.args, op.kwargs))
     metas = {slot.index: meta_like(tensors[slot.index]).detach() for slot in slots}
-    if str(op.overload) in CAST:  # a product of meta tensors may take two dtypes
+    if cast_of(str(op.overload), dtype, mesh):  # a product of meta tensors may take two dtypes
         given = {one.dtype for one in metas.values() if one.is_floating_point()}
         return bool(given - {dtype, torch.float64})
     try:

@@ -209,7 +209,8 @@ class Builder:
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         entering = operand_transitions(
             self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads, known)
-        cast = None if algorithm is not None else cast_of(self.name, self.mesh)
+        dtype = dtype_of(self.op, self.trace, self.mesh)
+        cast = None if algorithm is not None else cast_of(self.name, dtype, self.mesh)
         if cast is not None:
             entering = [
                 cast_on_the_way(move, self.tensors[place].dtype, cast)
@@ -219,7 +220,6 @@ class Builder:
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
         local, args, kwargs = self._local(decision, algorithm)
-        dtype = dtype_of(self.op, self.trace, self.mesh)
         lacking = is_lacking(self.op, self.tensors, dtype, self.mesh)
         self.may_view = self.facts.is_view or algorithm is not None or decision.runs is not None
         is_empty = self.target is None and self.may_view and any(

@@ -69,7 +69,8 @@ def _cast_to(made: Program) -> torch.dtype | None:
     local = getattr(step.local, "__wrapped__", step.local)  # of `as_autocast`
     if local is not None and str(local) != step.name:
         return None
-    return cast_of_op(step.name, next(meta.mesh for meta in made.metas if meta is not None))
+    meta = next(meta for meta in made.metas if meta is not None)
+    return cast_of_op(step.name, meta.dtype, meta.mesh)
 
 
 @contextmanager
