@@ -42,8 +42,7 @@ class Sized:
         local: per dim, whether this rank's part is as long as that of the tensor that the length
             comes from, or as the dim (False); None where it has to be computed.
         is_scaled: whether a sharded dim is one of theirs, times others.
-        like: the tensor of the call that is laid out as it is, for all lengths, if there is one.
-        same: the one that has its very meta.
+        same: the tensor of the call that has its very meta, for all lengths, if there is one.
     """
 
     dims: tuple[Source, ...]
@@ -52,7 +51,6 @@ class Sized:
     lines: tuple[tuple[int, Place], ...] = ()
     local: tuple[bool | None, ...] = ()
     is_scaled: bool = False
-    like: int | None = None
     same: int | None = None
 
     def beside(self, meta: Meta | None, tensors: Sequence[torch.Tensor]) -> Sized:
@@ -74,16 +72,11 @@ class Sized:
                     alike = True
                     scaled = scaled or bool(axes and lead is not source)
             local.append(alike if axes else False)
-        slots = {source[0] for source in self.dims if type(source) is tuple}
-        slot = slots.pop() if len(slots) == 1 else len(tensors)
-        is_whole = slot < len(tensors) and layouts[slot] == layout and self.dims == tuple(
-            [(slot, dim) for dim in range(layout.ndim)])
-        one = tensors[slot] if is_whole else None
-        is_like = type(one) is ShardTensor
-        return replace(
-            self, local=tuple(local), is_scaled=scaled, like=slot if is_like else None,
-            same=slot if is_like and one._meta is meta else None,  # type: ignore[union-attr]
-        )
+        same = next((
+            slot for slot, one in enumerate(tensors)
+            if type(one) is ShardTensor and one._meta is meta
+            and self.dims == tuple([(slot, dim) for dim in range(layout.ndim)])), None)
+        return replace(self, local=tuple(local), is_scaled=scaled, same=same)
 
     def comes_from(self, places: set[Place]) -> bool:
         """Whether some of its lengths come from these places."""
@@ -258,8 +251,6 @@ class Resizing:
 
     def _sized(self, like: Meta, sized: Sized) -> Meta:
         """A value for the new lengths."""
-        if sized.like is not None and like.strides is None:
-            return like.resized(self.layouts[sized.like], tuple(self.shapes[sized.like]), None)
         if sized.is_scaled:
             return self._scaled(like, sized)
         shape: list[int] = []
