@@ -98,7 +98,10 @@ class _Miss:
 
     def recipe(self) -> tuple[Recipe, bool]:
         if any(map(is_stretched, self.tensors)):
-            return self._in_stretches(), False
+            try:
+                return self._in_stretches(), False
+            except (stretches.Torn, NotCapturable):
+                return stretches.BY_BOXES, False
         trace, reason = None, None
         function, entry = own.rule_of(self.func), ops.FUNCTIONS.get(self.func)
         if function is None or function.is_op:
@@ -133,28 +136,27 @@ class _Miss:
         return self._of_one_op(trace)
 
     def _in_stretches(self) -> Recipe:
-        """The recipe of a call on dims in stretches: of the op, if it treats rows alike."""
+        """The recipe of a call on dims in stretches: of the op, if it treats rows alike; Torn of
+        any other."""
         entry = ops.FUNCTIONS.get(self.func)
         if own.rule_of(self.func) is not None or (entry is not None and entry.each_call):
-            return stretches.BY_BOXES
-        try:
-            trace = self._trace()
-        except NotCapturable:
-            return stretches.BY_BOXES
+            raise stretches.Torn
+        trace = self._trace()
         if not trace.ops or _returns_operand(trace, len(self.tensors)):
             return Alias(trace.result)
-        op, *others = trace.ops
-        if others or own.handled(op.overload, self.func):
-            return stretches.BY_BOXES
+        if len(trace.ops) > 1 or own.handled(trace.ops[0].overload, self.func):
+            raise stretches.Torn
+        builder = self._builder(trace, True)
+        made = builder.build()
+        if not isinstance(made, Step):
+            raise stretches.Torn
+        return builder.program(made)
+
+    def _builder(self, trace: Trace, stretches: bool) -> Builder:
+        """What decides on the one op of the call."""
         places = _places((*self.args, *self.kwargs.values()))
         is_leaf = self.kwargs.get("requires_grad") is True
-        builder = Builder(
-            self.func, trace, self.tensors, self.mesh, places, is_leaf, stretches=True)
-        try:
-            made = builder.build()
-        except stretches.Torn:
-            return stretches.BY_BOXES
-        return builder.program(made) if isinstance(made, Step) else stretches.BY_BOXES
+        return Builder(self.func, trace, self.tensors, self.mesh, places, is_leaf, stretches)
 
     def _resized(self) -> tuple[Recipe, bool] | None:
         """The recipe that a known call of several ops gives, whose lengths may turn out to vary."""
@@ -214,10 +216,7 @@ class _Miss:
 
     def _of_one_op(self, trace: Trace) -> tuple[Recipe, bool]:
         func, args, kwargs = self.func, self.args, self.kwargs
-        places = _places((*args, *kwargs.values()))
-        is_leaf = kwargs.get("requires_grad") is True
-        may_stretch = func is view
-        builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf, may_stretch)
+        builder = self._builder(trace, func is view)
         made = builder.build()
         if isinstance(made, ops.Composite):
             made, sizes = _composite(made, builder)
