@@ -493,7 +493,8 @@ def test_writes_to_views_that_a_function_made_of_moved_operands_are_refused() ->
 
     with rule(AddOne, "a b, a b -> a b"), rule(turned, "a! b -> b a!"):
         said = weft.testing.run(on_rank, mesh={"x": 2})[0].splitlines()
-    assert said[0].startswith("AddOne(...): it wrote to its tensor argument 0, [6@x, 5], that came")
+    assert said[0].startswith(
+        "AddOne(...), which wrote to its tensor argument 0: the tensor [6@x, 5] came from a view")
     assert said[1:] == [
         "  Rule: a write through a view reaches its base only where they share memory.",
         "  Offenders: [6@x, 5]",

@@ -16,12 +16,13 @@ import torch
 from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, UnsupportedOpError
+from weft.errors import LayoutError
 from weft.ops import Kernel
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
 from weft.tensor import modes
 from weft.tensor.call.anchor import tied
+from weft.tensor.call.in_place import check_writable
 from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.own.outside import OutsideMesh, edges
@@ -177,13 +178,7 @@ class OnLocal(Caller):
         if place is not None:
             layout = self.decision.results[place]
             self._check_shape(place, local)
-        if type(tensor) is ShardTensor and tensor._meta.alias is not None:
-            raise UnsupportedOpError(
-                f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
-                f"{tensor.sharding}, that came from a view op ({tensor._meta.alias}) that "
-                "had to communicate",
-                "a write through a view reaches its base only where they share memory",
-                [str(tensor.sharding)], "write to the base, or clone() the view first")
+        check_writable(f"{self.name}(...), which wrote to its tensor argument {at}", tensor)
         leaving = replicated(layout, self.varying if local.requires_grad else ())
         move = transition_between(self.mesh, layout, layout_of(tensor, self.mesh), leaving)
         value = local
