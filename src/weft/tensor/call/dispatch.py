@@ -84,14 +84,14 @@ def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
     plain = [one for one in met if isinstance(one, torch.Tensor) and type(one) is not ShardTensor]
     _check_modes(func, args, kwargs, plain)
     mesh = mesh_of(_name(func), metas)
-    if len(metas) + len(plain) < len(met):  # an argument that cannot be hashed
-        if func in _OPERATORS:
-            return _against_array(func, *args)
-        return _kept_nowhere(func, args, kwargs, mesh)
-    if not all(map(dense, plain)):
-        return _kept_nowhere(func, args, kwargs, mesh)
+    is_hashable = len(metas) + len(plain) == len(met)
+    if not is_hashable and func in _OPERATORS:
+        return _against_array(func, *args)
     CALLS.step()
-    recipe = _found(func, args, kwargs, mesh, metas[0], key)
+    if is_hashable and all(map(dense, plain)):
+        recipe = _found(func, args, kwargs, mesh, metas[0], key)
+    else:
+        recipe = _learned(func, args, kwargs, mesh, metas[0], None)
     try:
         return recipe.run(func, args, kwargs)
     except Exception as error:
@@ -141,17 +141,6 @@ def _unmarked(func: Any, args: Any, kwargs: Any) -> Recipe:
     return _found(func, args, kwargs, home.mesh, home, key)
 
 
-def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
-    """Carry out a call without a key."""
-    CALLS.step()
-    MISSES.step()
-    with unseen():
-        recipe = _decided(func, args, kwargs, mesh, None)[0]
-    if has_varying([getattr(one, "_meta", None) for one in flatten((args, kwargs))]):
-        recipe = of_varying(recipe, _carry_out)
-    return recipe.run(func, args, kwargs)
-
-
 def _with_floats(home: Meta, key: Sequence[Any], floats: Sequence[float]) -> Recipe | None:
     """The cached recipe of a call with exactly these floats."""
     return home.recipes.get((*key, *floats)) if floats else None
@@ -187,10 +176,10 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
 
 
 def _learned(
-    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any],
-    floats: Sequence[float],
+    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any] | None,
+    floats: Sequence[float] = (),
 ) -> Recipe:
-    """Build the recipe of a call with these floats, and keep it under its key."""
+    """Build the recipe of a call with these floats, and keep it under its key, if it has one."""
     MISSES.step()
     if num_dispatch_modes():
         check_traced(_name(func))
@@ -200,11 +189,13 @@ def _learned(
     except Exception as error:
         told = in_torchs_words(error, func, args, kwargs)
         raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
-    if has_varying(key):
+    known = key or [getattr(one, "_meta", None) for one in flatten((args, kwargs))]
+    if has_varying(known):
         recipe = of_varying(recipe, _carry_out)
-    if joins_losses(key):
+    if joins_losses(known):
         recipe = JoiningLosses(recipe)
-    keep_recipe(home, tuple(key) if floats_flow else (*key, *floats), recipe)
+    if key is not None:
+        keep_recipe(home, tuple(key) if floats_flow else (*key, *floats), recipe)
     return recipe
 
 

@@ -98,6 +98,7 @@ def with_layouts(
     if isinstance(error, (errors.WeftError, Warning)):
         return error
     if not told_of(error):
+        tensors = [one for one in tensors if not one.is_nested]  # which may have no shape
         shown = [_text(tensor) for tensor in tensors[:_MOST]] + ["..."] * (len(tensors) > _MOST)
         error.add_note(f"  in {name} of {', '.join(shown)} on {mesh!r}{_taken_for_whole(tensors)}"
                        f"{_without_data(error, tensors)}")
