@@ -18,7 +18,7 @@ from weft.tensor.trace.calls import Facts, facts
 from weft.tensor.trace.capture import Op
 from weft.tensor.trace.trees import fill, flatten
 
-__all__ = ["NO_COMPOSITION", "composed", "entry_of", "of_op"]
+__all__ = ["NO_COMPOSITION", "UNKNOWN", "composed", "entry_of", "of_op"]
 
 NO_COMPOSITION = "its composition does not serve such a call"
 
@@ -42,7 +42,11 @@ def composed(
     return Function(run)
 
 
-def entry_of(about: Facts) -> Entry | None:
+UNKNOWN = Entry(())
+"""The entry of an op that is not in the book."""
+
+
+def entry_of(about: Facts) -> Entry:
     """The entry of an op: that of the op in place, if there is one, else of the op out of place.
     One that changes a shape in place has to have its own: else UnsupportedOpError."""
     own = ops.find_exactly(about.name) if about.writes else None
@@ -53,7 +57,7 @@ def entry_of(about: Facts) -> Entry | None:
             "in place, a shape changes where the elements stay: "
             + ", ".join(sorted(known)), [about.name],
             "use the op without the trailing underscore")
-    return own or ops.find(about.functional)
+    return own or ops.find(about.functional) or UNKNOWN
 
 
 def _reshapes(key: str) -> bool:
@@ -70,6 +74,6 @@ def of_op(func: Any, op: Op, mesh: BoundMesh) -> Function | None:
         return None
     about = facts(op.overload)
     entry = entry_of(about)
-    if entry is None or entry.compose is None or bool(about.writes) is not entry.writes:
+    if entry.compose is None or bool(about.writes) is not entry.writes:
         return None
     return composed(entry, mesh, op=op)

@@ -22,7 +22,7 @@ Chosen = Decision | ops.Local | ops.Kernel | ops.Composite | None
 
 
 def choose(
-    call: Call, entry: rules.Entry | None, about: Facts, layouts: list[Layout], wants: list[bool],
+    call: Call, entry: rules.Entry, about: Facts, layouts: list[Layout], wants: list[bool],
     results: Sequence[torch.Tensor], target: int | None, slices: propagate.Slices = (),
 ) -> tuple[Chosen, Rule | None, rules.OwnRule | None]:
     """Choose for a call whose operands have these layouts. Also the rule that gives the lengths of
@@ -40,8 +40,6 @@ def choose(
     if own is not None and bound is not None:
         rule, _ = bound
         return _decided(rule, call, layouts, wants, None, own.kernel, slices), rule, own
-    if entry is None:
-        return None, None, own
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
     covering: Iterable[Rule] = entry.covering(call, wants)
     if isinstance(given, Rule):

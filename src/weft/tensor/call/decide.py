@@ -83,7 +83,7 @@ class Builder:
         places: Sequence[int] | None, is_leaf: bool = False, stretches: bool = False,
     ) -> None:
         self.places, self.is_leaf, self.stretches = places, is_leaf, stretches
-        self.entry: rules.Entry | None = None
+        self.entry = by_book.UNKNOWN
         self.rule: Rule | None = None
         self.own: rules.OwnRule | None = None
         self.by_form = self.clashes = self.is_idle = self.may_view = False
@@ -114,7 +114,7 @@ class Builder:
     def build(self) -> Step | Recipe | ops.Composite:
         """The step; else the recipe of the call, or a composition of other ops."""
         entry = self.entry = by_book.entry_of(self.facts)
-        if entry is not None and entry.lists:
+        if entry.lists:
             return foreach.recipe(entry, self.trace, self.op, self.tensors, self.mesh)
         if any(index >= len(self.tensors) for index in self.slots):
             return self.fallback("it makes tensors of its own")
@@ -144,7 +144,7 @@ class Builder:
             chosen = parts_of(self.op, metas, self.mesh.kernel_type, dtype)
         match chosen:
             case ops.Composite():
-                if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
+                if chosen.each_call and self.facts.is_random and not entry.rules:
                     refuse(self.op, self.trace.metas)  # it only draws
                 return chosen
             case ops.Local() | ops.Kernel():
@@ -185,8 +185,7 @@ class Builder:
         return Function(outside.computed(self.trace, self.op, base, self.metas))
 
     def differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
-        detaches = self.entry is not None and self.entry.detaches
-        return (self.is_leaf or (grad and not detaches)) and (
+        return (self.is_leaf or (grad and not self.entry.detaches)) and (
             meta.dtype.is_floating_point or meta.dtype.is_complex
         )
 
@@ -285,7 +284,7 @@ class Builder:
         """Whether other lengths of the same structure change nothing but layouts, and the size that
         the local op is told."""
         as_called = decision.args is None or is_sized
-        return decision.by_form and as_called and not self._widens() and all(
+        return decision.by_form and as_called and not self.entry.widens and all(
             mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
         )
 
@@ -319,7 +318,7 @@ class Builder:
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
             return bound(self.name, algorithm, algorithm.bind, self.mesh), order, {}
-        mended = None if self.entry is None or self.own is not None else self.entry.local
+        mended = self.entry.local if self.own is None else None
         as_called = (
             decision.args is None
             and decision.op is None
@@ -379,9 +378,6 @@ class Builder:
             out.append((slot.index, leave))
         return out
 
-    def _widens(self) -> bool:
-        return self.entry is not None and self.entry.widens
-
     def shares(self) -> bool:
         """Whether results of the op share memory with an operand in torch."""
         if not (self.facts.is_view and self.facts.may_copy):
@@ -394,7 +390,7 @@ class Builder:
         Where one rank holds all of a sharded dim, its shard may be part of a longer line and may
         begin or end at an odd place. All ranks know it by the empty shards of the others.
         """
-        if not self._widens():
+        if not self.entry.widens:
             return False
         result = self.trace.metas[slots_of(self.op.results)[0].index]
         wider = self.tensors[self.slots[0]].dtype.itemsize < result.dtype.itemsize

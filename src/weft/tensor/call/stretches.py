@@ -56,7 +56,7 @@ BY_BOXES = Function(_by_boxes)
 
 
 def by_rule(
-    call: Call, entry: Entry | None, about: Facts, layouts: Sequence[Layout],
+    call: Call, entry: Entry, about: Facts, layouts: Sequence[Layout],
     wants: Sequence[bool], target: int | None,
 ) -> Decision | ops.Kernel:
     """The decision for a call that treats rows alike.
@@ -64,7 +64,7 @@ def by_rule(
     Raises:
         Torn: it may not.
     """
-    if entry is None or about.is_random:
+    if about.is_random:
         raise Torn
     plain = [one.plain for one in layouts]
     rule = next(iter(entry.covering(call, wants)), None)
