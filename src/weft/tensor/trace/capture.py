@@ -118,27 +118,20 @@ class _Recorder(SchemaCheckMode):
         return False
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not self.autocast:
-            known = known_result(func, args, kwargs)
-            if known is not None:
-                return known
-            turned = _any_turned(args, kwargs)
-            first = args[0] if args else None
-            empty = isinstance(first, torch.Tensor) and not first.numel()
-            if asks_device(func, turned, empty):
-                return self._as_there(func, args, kwargs)
-            return self._meta_result(func, args, kwargs, turned)
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
-        if has_kernel(name, f"Autocast{self.device_type.upper()}"):
+        if self.autocast and has_kernel(name, f"Autocast{self.device_type.upper()}"):
             return self._as_there(func, args, kwargs)
-        has_parts = has_kernel(name, "CompositeImplicitAutograd") and not any(
+        has_parts = self.autocast and has_kernel(name, "CompositeImplicitAutograd") and not any(
             one.alias_info is not None for one in func._schema.returns
         )
         known = None if has_parts else known_result(func, args, kwargs)
         if known is not None:
             return known
+        turned, first = _any_turned(args, kwargs), args[0] if args else None
+        if asks_device(func, turned, isinstance(first, torch.Tensor) and not first.numel()):
+            return self._as_there(func, args, kwargs)
         try:
-            out = self._meta_result(func, args, kwargs, _any_turned(args, kwargs))
+            out = self._meta_result(func, args, kwargs, turned)
         except RuntimeError:  # of dtypes that differ, unless its parts cast
             if not has_parts:
                 raise
