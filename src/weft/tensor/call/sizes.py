@@ -237,20 +237,14 @@ class Sizes:
             return None
         shapes: list[Sequence[int]] = []
         layouts: list[Layout] = []
-        mesh = None
+        mesh = _mesh_of(tensors)
         for one in tensors:
-            if type(one) is ShardTensor:
-                meta = one._meta
-                shape, layout = meta.local_shape, meta.layout
-                mesh = meta.mesh
-            else:
-                mesh = mesh or _mesh_of(tensors)
-                shape, layout = one.shape, layout_of(one, mesh)
+            layout = layout_of(one, mesh)
+            shape = one._meta.local_shape if type(one) is ShardTensor else one.shape
             if self.wants_grad and (0 in shape or layout.has_empty_shards):
                 return None  # edges may have to be anchored, or views to be replayed
             shapes.append(shape)
             layouts.append(layout)
-        assert mesh is not None
         places = None
         if not self.is_free:
             changed = self._changed(layouts)
