@@ -251,50 +251,36 @@ class Resizing:
 
     def _sized(self, like: Meta, sized: Sized) -> Meta:
         """A value for the new lengths."""
-        if sized.is_scaled:
-            return self._scaled(like, sized)
-        shape: list[int] = []
-        local: list[int | None] = []
-        for source, alike in zip(sized.dims, sized.local):
-            if type(source) is tuple:
-                slot, dim = source
-                length = self.layouts[slot].shape[dim]
-                local.append(
-                    self.shapes[slot][dim] if alike else length if alike is False else None)
-            else:
-                length = length_of(source, self.tensors)
-                local.append(length if alike is False else None)
-            shape.append(length)
-        cuts = like.layout.cuts
-        if any(cuts):
+        shape = tuple([length_of(source, self.tensors) for source in sized.dims])
+        before = like.layout
+        cuts: Any = before.cuts
+        if sized.is_scaled or any(cuts):
             cuts = tuple([
-                cut and self.layouts[source[0]].cuts[source[1]]  # type: ignore[index]
-                for source, cut in zip(sized.dims, cuts)
+                self._cuts(source, length) if axes and (cut or sized.is_scaled) else None
+                for source, length, axes, cut in zip(sized.dims, shape, before.dims, cuts)
             ])
-        layout = like.layout.resized(tuple(shape), cuts)
-        known: Any = None if None in local else tuple(local)
+        if sized.is_scaled:  # by chance these cuts may be the default
+            layout = Layout.make(before.mesh, shape, before.dims, cuts, before.partial)
+            strides = like.strides and strides_like(like.shape, like.strides, shape)
+            return like.replace(layout=layout, strides=strides)
+        local: Any = tuple([
+            self.shapes[source[0]][source[1]] if alike  # type: ignore[index]
+            else length if alike is False else None
+            for source, length, alike in zip(sized.dims, shape, sized.local)
+        ])
         strides = sized.strides(shape, self.tensors) if sized.lines else None
-        return resized_meta(like, layout, known, strides)
+        return resized_meta(
+            like, before.resized(shape, cuts), None if None in local else local, strides)
 
-    def _scaled(self, like: Meta, sized: Sized) -> Meta:
-        """A value in which the cuts of a dim are those of an operand's dim times a length: by
-        chance they may be the default."""
-        shape = [length_of(source, self.tensors) for source in sized.dims]
-        cuts: list[Any] = []
-        for source, axes, length in zip(sized.dims, like.layout.dims, shape):
-            places = places_in(source)
-            if not axes or not places:
-                cuts.append(None)
-                continue
-            (slot, dim), *others = places
-            theirs = self.layouts[slot]
-            if not others:
-                cuts.append(theirs.cuts[dim])
-            else:
-                step = length // theirs.shape[dim]
-                cuts.append(tuple([cut * step for cut in theirs.cuts_of(dim)]))
-        layout = Layout.make(like.layout.mesh, shape, like.layout.dims, cuts, like.layout.partial)
-        strides = like.strides
-        if strides is not None:
-            strides = strides_like(like.shape, strides, shape)
-        return like.replace(layout=layout, strides=strides)
+    def _cuts(self, source: Source, length: int) -> tuple[int, ...] | None:
+        """The cuts of a dim: those of the operand's dim that its length comes from, times the
+        others."""
+        places = places_in(source)
+        if not places:
+            return None
+        (slot, dim), *others = places
+        theirs = self.layouts[slot]
+        if not others:
+            return theirs.cuts[dim]
+        step = length // theirs.shape[dim]
+        return tuple([cut * step for cut in theirs.cuts_of(dim)])
