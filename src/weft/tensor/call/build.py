@@ -144,7 +144,8 @@ class _Miss:
         trace = self._trace()
         if not trace.ops or _returns_operand(trace, len(self.tensors)):
             return Alias(trace.result)
-        if len(trace.ops) > 1 or own.handled(trace.ops[0].overload, self.func):
+        op, *others = trace.ops
+        if others or own.handled(op.overload, self.func):
             raise stretches.Torn
         builder = self._builder(trace, True)
         made = builder.build()

@@ -27,8 +27,8 @@ def places_of(
     """The tensors of a call that stand for numbers; never the first operand.
 
     Found by trial: the fewest in whose places the function `takes` numbers (else it raises). If
-        none will do, integers on which shapes may depend. torch takes no tensor that requires a
-        gradient for a number.
+    none will do, integers on which shapes may depend. torch takes no tensor that requires a
+    gradient for a number.
     """
     tensors = flatten((args, kwargs))
     first = args[0] if args else None
