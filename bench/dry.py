@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from functools import partial
-from pathlib import Path
 
 import click
 
 import weft
 from bench import dry_ranks
-from weft.cli.launch import RanksFailed, events
+from weft.cli.launch import events
 from weft.cli.terminal import explained
 
 __all__ = ["dry"]
@@ -29,12 +27,7 @@ def dry(rounds: int) -> None:
     run knows no more than that. Means of all turns count: other processes disturb the steps and
     what is measured alike. The last column has the quartiles of the steps.
     """
-    try:
-        told = list(events(2, dry_ranks.__file__, {"rounds": rounds}))
-    except RanksFailed as failed:
-        click.echo(str(failed), err=True)
-        sys.exit(1)
-    *steps, rates = told
+    *steps, rates = events(2, dry_ranks.__file__, {"rounds": rounds})
     links = weft.Links.from_json(json.dumps(rates["links"]))
     compute, of_cpu = weft.Compute(**rates["compute"]), weft.Compute(**rates["cpu"])
     for what, one in (("", compute), ("of CPU time: ", of_cpu)):
@@ -55,8 +48,3 @@ def dry(rounds: int) -> None:
             f"{1e3 * found.seconds:7.1f}{1e3 * found.step_seconds:8.1f}{1e3 * mean:8.1f}"
             f"{found.step_seconds / mean - 1:+6.0%}  {f'{low:.0f}-{high:.0f}':15}"
             f"{1e3 * due:8.1f}{1e3 * cpu:8.1f}{due / cpu - 1:+6.0%}")
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    dry()

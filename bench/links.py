@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import click
 from bench import networks
 from bench.options import read_sizes
 from weft.cli import ranks
-from weft.cli.launch import is_rank
 from weft.cli.terminal import RefusedError, explained
+from weft.comm.launchers import environment_of
 from weft.core.parse import parse_mesh
 from weft.errors import message
 
@@ -37,8 +38,8 @@ def links(
 ) -> None:
     """Latency and bandwidth of each mesh axis, for the planner.
 
-    Starts the ranks of the mesh on this machine. On several, start it by torchrun: then it runs as
-    the ranks that torchrun has started.
+    Starts the ranks of the mesh on this machine. On several, start it by torchrun, or another
+    launcher: then it runs as the ranks that this has started.
 
     \b
     weft bench links --mesh dp=2,tp=2 --out links.json
@@ -53,7 +54,7 @@ def links(
     asked = {"mesh": dict(zip(value.axis_names, value.axis_sizes)), "device": device,
              "sizes": sizes, "num_rounds": rounds, "node_size": node_size,
              "out": None if out is None else str(out)}
-    if is_rank():
+    if environment_of(os.environ):
         networks.measure(asked)
     else:
         sys.exit(ranks.run(value.size(), [networks.__file__, json.dumps(asked)]))

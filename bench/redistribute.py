@@ -6,7 +6,6 @@ Here times are wall times of the slowest rank, not CPU time.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bench.options import read_sizes
 from bench.redistribution import table
 from bench.redistribution.measured import Measured
 from bench.redistribution.rows import ROWS
-from weft.cli.launch import RanksFailed, events
+from weft.cli.launch import events
 from weft.cli.terminal import RefusedError, explained
 from weft.errors import message
 
@@ -58,18 +57,14 @@ def redistribute(
     seen: list[Measured] = []
     raw: list[dict[str, Any]] = []
     above: tuple[int, int] | None = None
-    try:
-        for it, event in _measured_rows(rows, sizes, rounds):
-            size = min(sizes, key=lambda size: abs(size - it.nbytes))
-            if above != (it.num_ranks, size):
-                click.echo(("\n" if seen else "") + table.header(it.num_ranks, size, rounds))
-                above = (it.num_ranks, size)
-            click.echo(table.line(it))
-            seen.append(it)
-            raw.append(event)
-    except RanksFailed as failed:
-        click.echo(str(failed), err=True)
-        sys.exit(1)
+    for it, event in _measured_rows(rows, sizes, rounds):
+        size = min(sizes, key=lambda size: abs(size - it.nbytes))
+        if above != (it.num_ranks, size):
+            click.echo(("\n" if seen else "") + table.header(it.num_ranks, size, rounds))
+            above = (it.num_ranks, size)
+        click.echo(table.line(it))
+        seen.append(it)
+        raw.append(event)
     click.echo(f"\n{table.summary(seen)}")
     if path is not None:
         path.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")

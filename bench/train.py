@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from bench.item import Figure
 from bench.training.counting import count
 from bench.training.models import MODELS, Shape
 from bench.training.systems import WAYS
-from weft.cli.launch import RanksFailed, events
+from weft.cli.launch import events
 from weft.cli.terminal import explained
 
 __all__ = ["train"]
@@ -112,12 +111,8 @@ def _times(
     cases = [(way, model, asdict(shape), part) for way in ways for model in models
              for shape in shapes for part in _PARTS.get(way, ["step"])]
     asked = {"ranks": ranks, "rounds": rounds, "cases": cases}
-    try:
-        for (_, _, shape, _), event in zip(cases, events(ranks, _RANKS, asked)):
-            yield from _timed(event, Shape(**shape))
-    except RanksFailed as failed:
-        click.echo(str(failed), err=True)
-        sys.exit(1)
+    for (_, _, shape, _), event in zip(cases, events(ranks, _RANKS, asked)):
+        yield from _timed(event, Shape(**shape))
 
 
 def _timed(event: Mapping[str, Any], shape: Shape) -> Iterator[bool]:

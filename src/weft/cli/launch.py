@@ -10,21 +10,18 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["RanksFailed", "environment", "events", "is_rank", "launch_command"]
+from weft.cli.terminal import ScriptError
+
+__all__ = ["RanksFailed", "environment", "events", "launch_command"]
 
 
-class RanksFailed(Exception):
-    """The ranks ended with an error; the text is what they wrote."""
+class RanksFailed(ScriptError):
+    """The ranks ended with an error; the text is what they wrote. A command shows it, and fails."""
 
 
 def launch_command(num_ranks: int, script: str, *arguments: str) -> list[str]:
     """The command that runs a script as ranks: `weft run`, by this interpreter."""
     return [sys.executable, "-m", "weft", "run", "-n", str(num_ranks), script, *arguments]
-
-
-def is_rank() -> bool:
-    """Whether torchrun, or something like it, has started this process as a rank."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def environment() -> dict[str, str]:
