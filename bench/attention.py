@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,15 +10,14 @@ import torch
 from torch import Tensor
 
 import weft
-from bench.attention_programs import PROGRAMS, SYSTEMS, Program
+from bench import attention_ranks
+from bench.attention_ranks import PROGRAMS, SYSTEMS, Program
 from bench.by_turns import heading, lines
-from weft.cli.launch import RanksFailed, events
+from weft.cli.launch import events
 from weft.cli.terminal import explained
 from weft.testing import peak_memory
 
 __all__ = ["attention"]
-
-_RANKS = str(Path(__file__).parent / "attention_ranks.py")
 
 
 @click.command()
@@ -47,12 +44,8 @@ def attention(length: int, rounds: int) -> None:
             peak, nbytes = (max(its) for its in zip(*found))
             click.echo(f"{name:22}{ranks:6}{nbytes:12,}{peak * ranks / alone:8.2f}")
     click.echo("\n" + heading(SYSTEMS, rounds, 22))
-    try:
-        for event in events(2, _RANKS, {"length": length, "rounds": rounds}):
-            click.echo(lines(event, SYSTEMS, 22))
-    except RanksFailed as failed:
-        click.echo(str(failed), err=True)
-        sys.exit(1)
+    for event in events(2, attention_ranks.__file__, {"length": length, "rounds": rounds}):
+        click.echo(lines(event, SYSTEMS, 22))
 
 
 def _on_rank(mesh: Any, program: Program, length: int) -> tuple[int, int]:

@@ -6,39 +6,66 @@ per program. One process alone is rank 0, while the others wait.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import weft
-from bench.attention_programs import PROGRAMS, SYSTEMS, Program
-from bench.by_turns import by_turns, fault_of
+from bench.by_turns import as_rank, fault_of, medians
 
-__all__ = ["main", "measure"]
+__all__ = ["PROGRAMS", "SYSTEMS", "Program", "measure"]
+
+WIDTH = 64
+
+SYSTEMS = ("one process", "weft", "zig-zag", "keys gathered", "DTensor")
 
 Attend = Callable[..., Any]
 
+_attention: Any = F.scaled_dot_product_attention
 
-def main() -> None:
-    """Measure what this process was asked for."""
-    torch.set_num_threads(1)
-    asked = json.loads(sys.argv[1])
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Attention of so many heads of queries, and of keys."""
+
+    heads: int
+    key_heads: int
+    is_causal: bool
+
+    def operands(self, length: int) -> list[Tensor]:
+        """Queries, keys and values: the same everywhere."""
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randn(1, heads, length, WIDTH, generator=generator)
+                for heads in (self.heads, self.key_heads, self.key_heads)]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of whole or sharded sequences."""
+        return _attention(query, key, value, is_causal=self.is_causal,
+                          enable_gqa=self.heads != self.key_heads)
+
+
+PROGRAMS = {
+    "1 head": Program(1, 1, False),
+    "1 head, causal": Program(1, 1, True),
+    "4 heads": Program(4, 4, False),
+    "4 heads, causal": Program(4, 4, True),
+    "8 on 2 heads, causal": Program(8, 2, True),
+}
+
+
+def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
     mesh = weft.init_mesh({"x": int(os.environ["WORLD_SIZE"])})
     for name, program in PROGRAMS.items():
         times, fault = measure(program, asked["length"], asked["rounds"], mesh)
-        if dist.get_rank() == 0:
-            said = {"program": name, "milliseconds": times, "fault": fault}
-            print(json.dumps(said), flush=True)
-    dist.barrier()
-    os._exit(0)  # as in `bench.redistribution.ranks`
+        yield {"program": name, "milliseconds": times, "fault": fault}
 
 
 def measure(
@@ -58,7 +85,7 @@ def measure(
         turns["DTensor"] = dtensor
     if mesh.get_rank():
         turns["one process"] = lambda: None
-    return by_turns(turns, rounds), fault
+    return medians(turns, rounds), fault
 
 
 def _turns(program: Program, length: int, mesh: Any) -> dict[str, Callable[[], Any]]:
@@ -109,4 +136,4 @@ def _turn(attend: Attend, tensors: Sequence[Tensor]) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(_measured)

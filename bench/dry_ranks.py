@@ -7,11 +7,8 @@ all alike.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import weft
+from bench.by_turns import as_rank
 from bench.training.models import MODELS, Shape
 from weft import P
 from weft.dry.compute import rates_by
@@ -74,10 +72,7 @@ def program(mesh: Any, name: str, axis: str) -> None:
         step()
 
 
-def main() -> None:
-    """Measure what this process was asked for."""
-    torch.set_num_threads(1)
-    rounds = json.loads(sys.argv[1])["rounds"]
+def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
     meshes = {axis: weft.init_mesh({axis: 2}) for axis in AXES}
     line = meshes["dp"]
     steps = {each: step_of(meshes[each[1]], *each) for each in PROGRAMS}
@@ -87,7 +82,7 @@ def main() -> None:
     seconds: dict[Any, list[float]] = {each: [] for each in steps}
     of_cpu: dict[Any, list[float]] = {each: [] for each in steps}
     links, rates, rates_of_cpu = [], [], []
-    for _ in range(rounds):
+    for _ in range(asked["rounds"]):
         links.append(weft.measure_links(line, sizes=_SIZES, num_rounds=1))
         rates.append(weft.measure_compute(line, num_rounds=1))
         rates_of_cpu.append(rates_by(time.process_time, line, torch.float32, 1))
@@ -98,14 +93,9 @@ def main() -> None:
             of_cpu[each].append(time.process_time() - cpu)
             dist.barrier()
             seconds[each].append(time.perf_counter() - start)
-    if dist.get_rank() == 0:
-        for (name, axis), turns in seconds.items():
-            print(json.dumps({"model": name, "axis": axis, "seconds": turns,
-                              "cpu_seconds": of_cpu[name, axis]}), flush=True)
-        print(json.dumps({"links": _links(links), "compute": _rates(rates),
-                          "cpu": _rates(rates_of_cpu)}), flush=True)
-    dist.barrier()
-    os._exit(0)  # as in `bench.redistribution.ranks`
+    for (name, axis), turns in seconds.items():
+        yield {"model": name, "axis": axis, "seconds": turns, "cpu_seconds": of_cpu[name, axis]}
+    yield {"links": _links(links), "compute": _rates(rates), "cpu": _rates(rates_of_cpu)}
 
 
 def _links(found: list[weft.Links]) -> dict[str, Any]:
@@ -127,4 +117,4 @@ def _rates(found: list[weft.Compute]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(_measured)

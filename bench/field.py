@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
 import weft
+from bench import field_ranks
 from bench.by_turns import heading, lines
-from bench.field_programs import PROGRAMS, field_of
-from weft.cli.launch import RanksFailed, events
+from bench.field_ranks import FIRST, PROGRAMS, field_of
+from weft.cli.launch import events
 from weft.cli.terminal import explained
 from weft.testing import peak_memory
 
 __all__ = ["counted", "field"]
-
-_RANKS = str(Path(__file__).parent / "field_ranks.py")
-_STEPS = 4
-"""Steps before one is counted: by then weft knows what a step reads."""
 
 
 @click.command()
@@ -49,12 +44,8 @@ def field(size: int, rounds: int) -> None:
     systems = ("one process", "weft", "gathered", "DTensor")
     click.echo("\n" + heading(systems, rounds, 10))
     asked = {"programs": list(PROGRAMS), "size": size, "rounds": rounds, "ranks": 2}
-    try:
-        for event in events(2, _RANKS, asked):
-            click.echo(lines(event, systems, 10))
-    except RanksFailed as failed:
-        click.echo(str(failed), err=True)
-        sys.exit(1)
+    for event in events(2, field_ranks.__file__, asked):
+        click.echo(lines(event, systems, 10))
 
 
 def _alone(name: str, size: int) -> int:
@@ -72,7 +63,7 @@ def counted(mesh: Any, name: str, size: int) -> tuple[int, int, int]:
     torch.manual_seed(1)
     model = weft.distribute_module(make(), mesh)
     given = weft.distribute_tensor(field_of(size), mesh, weft.P(None, None, "x"))
-    for _ in range(_STEPS):
+    for _ in range(FIRST):
         step(model, given.clone())
     given = given.clone()
     with peak_memory(model, given) as memory, weft.explain() as log:

@@ -1,46 +1,114 @@
 """One of the ranks of `weft bench field`: steps by weft, by gathering, by DTensor, in turns.
 
+The programs, a stencil, a small U-Net and a Fourier layer, know of no mesh.
+
 Started as `weft run -n N field_ranks.py ASKED`, ASKED as JSON; rank 0 writes one JSON object per
 program. One process alone is rank 0, while the others wait.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
 import weft
-from bench.by_turns import by_turns, fault_of
-from bench.field_programs import PROGRAMS, field_of
+from bench.by_turns import as_rank, fault_of, medians
 
-__all__ = ["main"]
+__all__ = ["FIRST", "PROGRAMS", "field_of"]
 
 FIRST = 4
 """Steps before the clock: recipes are made, and weft learns what a step reads."""
 
 
-def main() -> None:
-    """Measure what this process was asked for."""
-    torch.set_num_threads(1)
-    asked = json.loads(sys.argv[1])
+def stencil(model: Any, u: Tensor) -> Tensor:
+    """One step of diffusion and waves between walls, by slices."""
+    inner = u[..., 1:-1, 1:-1]
+    around = u[..., :-2, 1:-1] + u[..., 2:, 1:-1] + u[..., 1:-1, :-2] + u[..., 1:-1, 2:]
+    new = u.clone()
+    new[..., 1:-1, 1:-1] = inner + 0.1 * (around - 4 * inner) - 0.01 * inner.sin()
+    return new
+
+
+class _UNet(nn.Module):
+    """One level down and up, with a skip."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(1, width, 3, padding=1)
+        self.middle = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.leave = nn.Conv2d(2 * width, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = F.silu(self.enter(x))
+        second = self.up(F.silu(self.middle(F.avg_pool2d(first, 2))))
+        return self.leave(torch.cat([first, second], 1))
+
+
+def unet(model: Any, x: Tensor) -> Tensor:
+    """Forward and backward."""
+    out = model(x)
+    (out * out).mean().backward()
+    for one in model.parameters():
+        one.grad = None
+    return out.detach()
+
+
+class _FNO(nn.Module):
+    """A Fourier layer beside a convolution of one position (Li et al., 2021)."""
+
+    def __init__(self, width: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.enter, self.beside, self.leave = (
+            nn.Conv2d(first, last, 1) for first, last in ((1, width), (width, width), (width, 1)))
+        self.low, self.high = (
+            nn.Parameter(torch.randn(width, width, modes, modes, dtype=torch.cfloat) / width)
+            for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        spectrum, modes = torch.fft.rfft2(x), self.modes
+        out = torch.zeros(spectrum.shape, dtype=spectrum.dtype, device=x.device)
+        for rows, weight in ((slice(modes), self.low), (slice(-modes, None), self.high)):
+            part = spectrum[:, :, rows, :modes]
+            out[:, :, rows, :modes] = torch.einsum("bixy,ioxy->boxy", part, weight)
+        return self.leave(F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + self.beside(x)))
+
+
+def fno(model: Any, x: Tensor) -> Tensor:
+    """Forward and backward; where the field is sharded, so is what the layer makes."""
+    with weft.sharded_factories() if isinstance(x, weft.ShardTensor) else nullcontext():
+        return unet(model, x)
+
+
+PROGRAMS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[], nn.Module]]] = {
+    "stencil": (stencil, nn.Identity), "U-Net": (unet, lambda: _UNet(8)),
+    "FNO": (fno, lambda: _FNO(8, 16)),
+}
+"""Name -> a step, and what makes its model."""
+
+
+def field_of(size: int) -> Tensor:
+    """A field of so many rows and columns."""
+    torch.manual_seed(0)
+    return torch.randn(1, 1, size, size)
+
+
+def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
     mesh = weft.init_mesh({"x": asked["ranks"]})
     for name in asked["programs"]:
-        found = _measured(name, asked["size"], asked["rounds"], mesh)
-        if dist.get_rank() == 0:
-            print(json.dumps(found), flush=True)
-    dist.barrier()
-    os._exit(0)  # as in `bench.redistribution.ranks`
+        yield _times(name, asked["size"], asked["rounds"], mesh)
 
 
-def _measured(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
+def _times(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
     systems = {
         "one process": _alone(name, size, mesh), "weft": _weft(name, size, mesh),
         "gathered": _gathered(name, size, mesh),
@@ -55,7 +123,7 @@ def _measured(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
     for step in turns.values():
         for _ in range(FIRST):
             step()
-    return {"program": name, "milliseconds": by_turns(turns, rounds), "fault": fault}
+    return {"program": name, "milliseconds": medians(turns, rounds), "fault": fault}
 
 
 System = tuple[Callable[[], Any], Callable[[], Tensor]]
@@ -124,4 +192,4 @@ def _dtensor(name: str, size: int) -> System:
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(_measured)

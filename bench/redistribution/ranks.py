@@ -1,21 +1,12 @@
 """One rank of `weft bench redistribute`: every row by every system, interleaved, in one run.
 
-Started as `weft run -n N ranks.py RUN`, RUN as JSON; rank 0 writes one JSON object per row.
-
-In each round every system takes its turn on all ranks, each round beginning with another one: a
-barrier, then a few calls. The time of a turn is that of its slowest rank; its CPU time is that of
-all ranks and their threads together, to which other processes of a busy machine add less.
+Started as `weft run -n N ranks.py ASKED`, ASKED as JSON; rank 0 writes one JSON object per row.
 """
 
 from __future__ import annotations
 
-import gc
-import json
-import os
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +16,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import weft
+from bench.by_turns import Times, as_rank, by_turns
 from bench.redistribution.by_hand import ByHand, Way, hand_written
 from bench.redistribution.counting import FunctionalBytes, counted
 from bench.redistribution.rows import ROWS, Row, layouts_of
 from weft.core import Layout
 from weft.planner import plan
 
-__all__ = ["main", "measure"]
+__all__ = ["measure"]
 
 Call = Callable[[], Any]
 
@@ -53,20 +45,11 @@ class _System:
     fault: str = ""
 
 
-def main() -> None:
-    """Measure what this process was asked for."""
-    torch.set_num_threads(1)
-    asked = json.loads(sys.argv[1])
-    gc.freeze()  # what is imported takes a collection 0.2 s to look at, and stays
+def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
     for row in ROWS:
         if row.mesh.size() == asked["num_ranks"] and row.name in asked["rows"]:
             for nbytes in asked["sizes"]:
-                found = measure(row, nbytes, asked["num_rounds"])
-                if dist.get_rank() == 0:
-                    print(json.dumps(found), flush=True)
-    dist.barrier()
-    # A thread of gloo's that still lets go of a tensor when Python is gone would end the process.
-    os._exit(0)
+                yield measure(row, nbytes, asked["num_rounds"])
 
 
 def measure(row: Row, nbytes: int, num_rounds: int) -> dict[str, Any]:
@@ -195,42 +178,11 @@ def _somewhere(fault: str) -> str:
     return _FAULTS[int(worst)]
 
 
-def _times(
-    systems: Mapping[str, Call], num_rounds: int, calls: int
-) -> dict[str, dict[str, list[float]]]:
-    """Per system and round: seconds of a call on its slowest rank, CPU seconds of all ranks."""
-    turns = list(enumerate(systems.values()))
-    for _, call in turns:
-        call()
-    spent = torch.zeros(2, len(turns), num_rounds, dtype=torch.float64)
-    with _uncollected() if num_rounds else nullcontext():
-        for at in range(num_rounds):
-            first = at % len(turns)
-            for place, call in turns[first:] + turns[:first]:
-                dist.barrier()
-                wall, cpu = time.perf_counter(), time.process_time()
-                for _ in range(calls):
-                    call()
-                spent[1, place, at] = time.process_time() - cpu
-                spent[0, place, at] = time.perf_counter() - wall
-    walls, cpus = (spent / calls).unbind()
-    dist.all_reduce(walls, dist.ReduceOp.MAX)
-    dist.all_reduce(cpus)
-    return {
-        name: {"seconds": walls[place].tolist(), "cpu_seconds": cpus[place].tolist()}
-        for place, name in enumerate(systems)
-    }
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+def _times(systems: Mapping[str, Call], num_rounds: int, calls: int) -> Times:
+    for call in systems.values():
+        call()  # the first takes longer
+    return by_turns(systems, num_rounds, calls)
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(_measured)

@@ -8,8 +8,7 @@ import pytest
 
 import weft
 from bench.attention import _counted, _on_rank
-from bench.attention_programs import PROGRAMS, SYSTEMS
-from bench.attention_ranks import measure
+from bench.attention_ranks import PROGRAMS, SYSTEMS, measure
 from tests.gloo import GlooWorld
 
 
