@@ -1,7 +1,4 @@
-"""What is handed to torch.distributed, in bytes: counted where it is handed over.
-
-weft goes through the methods of process groups, DTensor through torch's functional collectives.
-"""
+"""What is handed to the methods of process groups, in bytes, in either direction."""
 
 from __future__ import annotations
 
@@ -10,21 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Bytes", "FunctionalBytes", "counted"]
+__all__ = ["Bytes", "counted"]
 
 
 @dataclass
 class Bytes:
-    """Of one rank. `self_sent` is what it hands over for itself."""
+    """Of one rank."""
 
     sent: int = 0
     received: int = 0
-    self_sent: int = 0
     broadcast: int = 0
     calls: int = 0
 
@@ -42,7 +36,6 @@ def counted() -> Iterator[Bytes]:
         assert recv[mine] == send[mine]
         seen.sent += (sum(send) - send[mine]) * width
         seen.received += (sum(recv) - recv[mine]) * width
-        seen.self_sent += send[mine] * width
         return call(group, out, x, recv, send, *rest)
 
     def send(call: Any, group: Any, tensors: list[Tensor], to: int, tag: int) -> Any:
@@ -94,42 +87,3 @@ def counted() -> Iterator[Bytes]:
     finally:
         for name, call in before.items():
             setattr(ProcessGroup, name, call)
-
-
-class FunctionalBytes(TorchDispatchMode):
-    """Bytes received by torch's functional collectives, which DTensor uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.received = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func.__name__.split(".")[0]
-        if func.namespace in ("_c10d_functional", "c10d_functional"):
-            self._count(name, args, out)
-        elif func.namespace == "c10d" and name in ("scatter_", "broadcast_"):
-            raise AssertionError(f"{name} is not counted")
-        return out
-
-    def _count(self, name: str, args: Any, out: Any) -> None:
-        if name in ("wait_tensor", "_wrap_tensor_autograd"):
-            return
-        if name == "all_gather_into_tensor":
-            self.received += out.nbytes - args[0].nbytes
-        elif name == "all_to_all_single":
-            _, recv, _, group = args
-            mine = dist.get_group_rank(dist_group(group), dist.get_rank())
-            self.received += out.nbytes - recv[mine] * out.nbytes // max(1, out.shape[0])
-        elif name == "reduce_scatter_tensor":
-            self.received += args[0].nbytes - out.nbytes
-        elif name == "all_reduce":
-            size = args[2].size() if hasattr(args[2], "size") else dist_group(args[2]).size()
-            self.received += 2 * out.nbytes * (size - 1) // size
-        else:
-            raise AssertionError(f"{name} is not counted")
-
-
-def dist_group(name: Any) -> Any:
-    """The process group of a functional collective."""
-    return dist.distributed_c10d._resolve_process_group(name)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import weft
 from bench.by_turns import Times, as_rank, by_turns
+from bench.collectives import Collectives
 from bench.redistribution.by_hand import ByHand, Way, hand_written
-from bench.redistribution.counting import FunctionalBytes, counted
+from bench.redistribution.counting import counted
 from bench.redistribution.rows import ROWS, Row, layouts_of
 from weft.core import Layout
 from weft.planner import plan
@@ -121,13 +121,11 @@ def _by_hand(ways: tuple[Way, Way], before: Tensor, due: Tensor, counts: bool) -
 
 
 def _dtensor(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -> _System:
-    placed, target = _torchs(src), _torchs(dst)
-    seen = FunctionalBytes()
+    x, wanted = (weft.ShardTensor.from_local(local.clone(), mesh, layout).to_dtensor()
+                 for local, layout in ((before, src), (due, dst)))
+    target, seen = wanted.placements, Collectives()
+    x.requires_grad_()
     try:
-        x: Any = DTensor.from_local(
-            before.clone(), mesh.device_mesh, placed, run_check=False,
-            shape=torch.Size(src.shape), stride=(src.shape[1], 1),
-        ).requires_grad_()
         with torch.no_grad(), seen:
             cotangent = x.redistribute(placements=target)
             got = cotangent.to_local()
@@ -146,20 +144,7 @@ def _dtensor(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -
         with torch.no_grad():
             return x.redistribute(placements=target).to_local()  # which waits
 
-    return _System(forward, both, None if src.is_partial else _sum(seen.received))
-
-
-def _torchs(layout: Layout) -> list[Any]:
-    kinds: list[Any] = []
-    for axis in range(layout.mesh.ndim):
-        match layout.on(axis):
-            case int(dim):
-                kinds.append(Shard(dim))
-            case str(kind):
-                kinds.append(Partial(kind))
-            case _:
-                kinds.append(Replicate())
-    return kinds
+    return _System(forward, both, None if src.is_partial else _sum(seen.nbytes))
 
 
 def _sum(mine: int) -> int:

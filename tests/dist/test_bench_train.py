@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from bench.collectives import Collectives
 from bench.train import _counts, _timed
-from bench.training.counting import Collectives
 from bench.training.models import Shape
 from bench.training.ranks import measured
 from bench.training.systems import WAYS, make
