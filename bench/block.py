@@ -2,8 +2,8 @@
 
 Queries, keys, values and the first linear of the MLP are sharded by output over tp, the two linears
 that follow by input; their terms are summed. The local shapes are the same in every system.
-Hand-written: one identity that sums gradients, one sum that passes them, as autograd Functions
-(Shoeybi et al. 2019), and all gradients summed over dp in one bucket.
+Hand-written: one identity that sums gradients, one sum that passes them, as autograd Functions,
+and all gradients summed over dp in one bucket.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row, timed
+from bench.item import Figure, Row, timed
 from bench.timing import Times
+from bench.training.by_hand import Enter, Leave, in_one_bucket
 from weft import ShardTensor
 
 BATCH, LENGTH, WIDTH, HEADS = 8, 16, 64, 4
@@ -54,36 +54,6 @@ def _block(p: Named, x: Tensor) -> Tensor:
     h = F.layer_norm(x, (WIDTH,), p["norm2.weight"], p["norm2.bias"])
     h = F.gelu(F.linear(h, p["up.weight"], p["up.bias"]))
     return x + F.linear(h, p["down.weight"], p["down.bias"])
-
-
-class _Enter(torch.autograd.Function):
-    """Nothing forward; backward sums the gradient over tp."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class _Leave(torch.autograd.Function):
-    """The sum over tp forward; nothing backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        x = x.contiguous()
-        dist.all_reduce(x, group=group)
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient, None
 
 
 def _by_hand(p: Named, x: Tensor, enter: Callable, leave: Callable) -> Tensor:
@@ -142,21 +112,12 @@ def _local_work():
 def _hand_written():
     p, x = _locals()
     group, across = (world.device_mesh().get_group(axis) for axis in ("tp", "dp"))
-    sizes = [parameter.numel() for parameter in p.values()] + [1]
+    summed = in_one_bucket(p.values(), group=across)
 
     def forward(p: Named, x: Tensor) -> Tensor:
-        return _by_hand(p, x, lambda h: _Enter.apply(h, group), lambda h: _Leave.apply(h, group))
+        return _by_hand(p, x, lambda h: Enter.apply(h, group), lambda h: Leave.apply(h, group))
 
-    def run() -> Tensor:
-        loss = _step(forward, p, x).detach()
-        flat = torch.cat([*(one.grad.reshape(-1) for one in p.values()), loss.view(1)])
-        dist.all_reduce(flat, group=across)
-        *gradients, total = flat.split(sizes)
-        for parameter, gradient in zip(p.values(), gradients):
-            parameter.grad = gradient.view(parameter.shape)
-        return total
-
-    return run
+    return lambda: summed(_step(forward, p, x).detach())
 
 
 def _dtensor(summed: bool):
@@ -201,7 +162,7 @@ def _judge(times: Times) -> list[Figure]:
     return [Figure("to hand-written", times.ratio("weft", "hand-written"), TO_HAND_WRITTEN)]
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     systems = {
         "plain": _local_work(),
         "hand-written": _hand_written(),
@@ -211,6 +172,3 @@ def _measure(num_rounds: int) -> list[Row]:
     }
     note = f"batch {BATCH}, length {LENGTH}, width {WIDTH}, {HEADS} heads; plain: the local work"
     return [timed("block forward+backward", systems, num_rounds, _judge, note)]
-
-
-ITEM = Item("block", _measure)

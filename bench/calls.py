@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row, timed
+from bench.item import Figure, Row, timed
 from bench.wrapper import MethodWrapper, Wrapper, wrap
 from weft import ShardTensor
 
@@ -69,8 +69,5 @@ def _row(name: str, grad: bool, num_rounds: int) -> Row:
     )
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     return [_row(name, grad, num_rounds) for grad in (False, True) for name in CALLS]
-
-
-ITEM = Item("calls", _measure)

@@ -13,7 +13,7 @@ import torch
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row, timed
+from bench.item import Figure, Row, timed
 from weft import P
 from weft.rng import Source, samples
 
@@ -55,10 +55,7 @@ def _single(name: str, width: int, num_rounds: int) -> Row:
     )
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     torch.manual_seed(0)
     rows = [_row(name, dim, num_rounds) for name in DRAWS for dim in (0, 1)]
     return [*rows, *[_single(name, width, num_rounds) for name in DRAWS for width in (8, 64)]]
-
-
-ITEM = Item("draws", _measure)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row, timed
+from bench.item import Figure, Row, timed
 from weft import Layout, P, ShardTensor
 
 SIDE = 16
@@ -68,10 +68,7 @@ def _row(name: str, mesh: weft.BoundMesh, src: P, dst: P, num_rounds: int) -> Ro
     ])
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     rows = [_row(name, world.weft_line(), *row, num_rounds) for name, row in ROWS.items()]
     mesh = world.weft_mesh()
     return rows + [_row(name, mesh, *row, num_rounds) for name, row in ROWS_2D.items()]
-
-
-ITEM = Item("redistribute, host", _measure)

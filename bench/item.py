@@ -1,4 +1,4 @@
-"""What is measured: items, the systems that do them, and the figures to reach."""
+"""What is measured of an item: the times of systems that do it, and the figures to reach."""
 
 from __future__ import annotations
 
@@ -32,14 +32,6 @@ class Row:
     times_us: Mapping[str, float]
     figures: list[Figure] = field(default_factory=list)
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Something to measure; `measure` gets the number of rounds and returns its rows."""
-
-    name: str
-    measure: Callable[[int], list[Row]]
 
 
 def timed(

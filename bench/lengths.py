@@ -16,7 +16,7 @@ import torch
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row
+from bench.item import Figure, Row
 from bench.models import llama
 from bench.timing import once
 
@@ -94,7 +94,7 @@ def _grown(model: Any, num_rounds: int) -> list[tuple[float, float]]:
     return list(zip(first, again))
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     model = llama(WIDTH)
     weft.distribute_module(model, world.weft_line())
     gc.collect()
@@ -107,6 +107,3 @@ def _measure(num_rounds: int) -> list[Row]:
         ]
     finally:
         gc.enable()
-
-
-ITEM = Item("lengths", _measure)

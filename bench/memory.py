@@ -19,7 +19,7 @@ from torch import Tensor
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row
+from bench.item import Figure, Row
 from weft import ShardTensor
 
 NUM_STEPS = 10_000
@@ -68,13 +68,10 @@ def growth(mesh: Any, num_steps: int, seed: int = 0) -> float:
     return max(held[20:]) / max(held[:20])
 
 
-def _measure(_: int) -> list[Row]:
+def measure(_: int) -> list[Row]:
     start = time.thread_time_ns()
     grown = growth(world.weft_line(), NUM_STEPS)
     per_step = (time.thread_time_ns() - start) / NUM_STEPS / 1e3
     figures = [Figure("second half to first", grown, TO_FIRST_HALF)]
     note = f"{NUM_STEPS} steps, every batch, length and rate new; time is with memory traced"
     return [Row("changing sizes", {"weft, traced": per_step}, figures, note)]
-
-
-ITEM = Item("memory", _measure)

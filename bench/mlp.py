@@ -10,8 +10,6 @@ first, which does less.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,8 +18,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row, timed
+from bench.item import Figure, Row, timed
 from bench.timing import Times
+from bench.training.by_hand import in_one_bucket
 from weft import ShardTensor
 
 ROWS, WIDTH = 8, 8
@@ -52,19 +51,8 @@ def _plain():
 def _one_bucket():
     x, parameters = _data()
     parameters = [parameter.requires_grad_() for parameter in parameters]
-    sizes = [parameter.numel() for parameter in parameters] + [1]
-
-    def run() -> Tensor:
-        loss = _step(x, parameters).detach()
-        terms: list[Any] = [parameter.grad for parameter in parameters]
-        flat = torch.cat([*(term.view(-1) for term in terms), loss.view(1)])
-        dist.all_reduce(flat)
-        *gradients, total = flat.split(sizes)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient.view(parameter.shape)
-        return total
-
-    return run
+    summed = in_one_bucket(parameters)
+    return lambda: summed(_step(x, parameters).detach())
 
 
 def _one_by_one():
@@ -116,7 +104,7 @@ def _judge(times: Times) -> list[Figure]:
     ]
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     systems = {
         "plain": _plain(),
         "hand-written": _one_bucket(),
@@ -127,6 +115,3 @@ def _measure(num_rounds: int) -> list[Row]:
         "DTensor, gradients summed": _dtensor(summed=True),
     }
     return [timed("MLP forward+backward", systems, num_rounds, _judge)]
-
-
-ITEM = Item("mlp", _measure)

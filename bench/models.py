@@ -13,7 +13,7 @@ import torch
 
 import weft
 from bench import world
-from bench.item import Item, Row, timed
+from bench.item import Row, timed
 
 BATCH, LENGTH = 4, 16
 WIDTHS = (32, 256)
@@ -50,7 +50,7 @@ def step(system: str, width: int) -> Callable[[], Any]:
     return run
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     return [
         timed(
             f"Llama of width {width}, forward and backward",
@@ -58,6 +58,3 @@ def _measure(num_rounds: int) -> list[Row]:
         )
         for width in WIDTHS
     ]
-
-
-ITEM = Item("models", _measure)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from bench import world
-from bench.item import Figure, Item, Row, timed
+from bench.item import Figure, Row, timed
 from bench.timing import Times
 from weft import ShardTensor
 
@@ -61,7 +61,7 @@ def num_calls(system: str) -> int:
     return count.calls
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     systems = {name: optimizer(name).step for name in ("plain", "weft", "DTensor")}
     calls = {name: num_calls(name) for name in ("plain", "weft")}
 
@@ -73,6 +73,3 @@ def _measure(num_rounds: int) -> list[Row]:
 
     name = f"AdamW step, {NUM_PARAMETERS} parameters"
     return [timed(name, systems, num_rounds, judge, f"torch calls: {calls}")]
-
-
-ITEM = Item("adamw", _measure)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from bench.item import Item, Row
+from bench.item import Row
 from bench.options import read_sizes
 from bench.redistribution import table
 from bench.redistribution.measured import Measured
@@ -21,7 +21,7 @@ from weft.cli.launch import events
 from weft.cli.terminal import RefusedError, explained
 from weft.errors import message
 
-__all__ = ["ITEM", "redistribute"]
+__all__ = ["measure", "redistribute"]
 
 SIZE = 1 << 20
 
@@ -84,7 +84,7 @@ def _measured_rows(
             asked = {"num_ranks": num_ranks, "rows": list(names), "sizes": [size],
                      "num_rounds": num_rounds}
             for event in events(num_ranks, _RANKS, asked):
-                yield Measured.read(event), event
+                yield Measured(**event), event
 
 
 def _row(it: Measured) -> Row:
@@ -95,9 +95,6 @@ def _row(it: Measured) -> Row:
     return Row(f"{it.row} on {it.num_ranks}", times, it.figures())
 
 
-def _measure(num_rounds: int) -> list[Row]:
+def measure(num_rounds: int) -> list[Row]:
     measured = _measured_rows([row.name for row in ROWS], [SIZE], min(num_rounds, 11))
     return [_row(it) for it, _ in measured]
-
-
-ITEM = Item("redistribute", _measure)

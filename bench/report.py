@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -78,14 +79,8 @@ def write_json(path: Path, items: Mapping[str, list[Row]], num_rounds: int) -> N
         "machine": platform.machine(), "rounds": num_rounds,
         "items": {
             item: [
-                {
-                    "name": row.name, "times_us": dict(row.times_us), "note": row.note,
-                    "figures": [
-                        {"what": figure.what, "value": figure.value, "limit": figure.limit,
-                         "unit": figure.unit, "met": figure.is_met}
-                        for figure in row.figures
-                    ],
-                }
+                {**asdict(row), "figures": [
+                    {**asdict(figure), "met": figure.is_met} for figure in row.figures]}
                 for row in rows
             ]
             for item, rows in items.items()

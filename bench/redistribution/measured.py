@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bench.item import Figure
 
@@ -39,12 +38,9 @@ class Measured:
         """The systems that are written by hand."""
         return [name for name in self.forward if name not in ("weft", "DTensor")]
 
-    def times(self, way: str) -> Times:
-        return self.forward if way == "forward" else self.both
-
     def milliseconds(self, way: str, system: str) -> float:
         """Median over the rounds of what the slowest rank took."""
-        return 1e3 * statistics.median(self.times(way)[system]["seconds"])
+        return 1e3 * statistics.median(getattr(self, way)[system]["seconds"])
 
     def hand(self, way: str) -> str:
         """The faster one of what is written by hand."""
@@ -52,7 +48,7 @@ class Measured:
 
     def ratio(self, way: str, to: str, clock: str = "seconds") -> float | None:
         """weft's time to another system's: the median of the rounds' ratios."""
-        times = self.times(way)
+        times: Times = getattr(self, way)
         if to not in times:
             return None
         pairs = zip(times["weft"][clock], times[to][clock])
@@ -79,8 +75,3 @@ class Measured:
                     what = "forward" if way == "forward" else "forward and backward"
                     found.append(Figure(f"{what}, time to {to}", value, limit))
         return found
-
-    @staticmethod
-    def read(event: Mapping[str, Any]) -> Measured:
-        """What a rank has told."""
-        return Measured(**event)

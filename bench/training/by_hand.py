@@ -6,6 +6,7 @@ et al. (2022).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,56 +20,61 @@ _gather_even: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_
 _scatter_even: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """By their newer names, where torch has them."""
 
-__all__ = ["mean_of_all", "sum_of_norms", "tensor_parallel"]
+__all__ = ["Enter", "Leave", "in_one_bucket", "norms_of", "tensor_parallel"]
 
 
-def mean_of_all(model: nn.Module, loss: Tensor) -> Tensor:
-    """All gradients, and the loss, by one all-reduce."""
-    return _reduced(list(model.parameters()), loss, dist.get_world_size())
+def in_one_bucket(
+    parameters: Iterable[Any], over: int = 1, group: Any = None
+) -> Callable[[Tensor], Tensor]:
+    """What sums all gradients, and the loss, by one all-reduce, and divides them by `over`."""
+    parameters = list(parameters)
+    sizes = [*(one.numel() for one in parameters), 1]
+
+    def reduced(loss: Tensor) -> Tensor:
+        flat = torch.cat([*(one.grad.reshape(-1) for one in parameters), loss.view(1)])
+        dist.all_reduce(flat, group=group)
+        *gradients, total = (flat if over == 1 else flat.div_(over)).split(sizes)
+        for one, gradient in zip(parameters, gradients):
+            one.grad = gradient.view(one.shape)
+        return total
+
+    return reduced
 
 
-def sum_of_norms(model: nn.Module, loss: Tensor) -> Tensor:
-    """The gradients of what is whole on each rank but has seen a part of the sequence."""
-    whole = [one for name, one in model.named_parameters()
-             if "norm" in name or name.endswith(("out.bias", "down.bias"))]
-    return _reduced(whole, loss, 1)
+def norms_of(model: nn.Module) -> list[Any]:
+    """What is whole on each rank but has seen a part of the sequence."""
+    return [one for name, one in model.named_parameters()
+            if "norm" in name or name.endswith(("out.bias", "down.bias"))]
 
 
-def _reduced(parameters: list[Any], loss: Tensor, over: int) -> Tensor:
-    flat = torch.cat([*(one.grad.reshape(-1) for one in parameters), loss.view(1)])
-    dist.all_reduce(flat)
-    *gradients, total = flat.div_(over).split([*(one.numel() for one in parameters), 1])
-    for one, gradient in zip(parameters, gradients):
-        one.grad = gradient.view(one.shape)
-    return total
-
-
-class _Enter(torch.autograd.Function):
-    """Nothing; backward sums the gradient."""
+class Enter(torch.autograd.Function):
+    """Nothing forward; backward sums the gradient over a group."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: Any = None) -> Tensor:
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
 
 
-class _Leave(torch.autograd.Function):
-    """The sum; nothing backward."""
+class Leave(torch.autograd.Function):
+    """The sum over a group forward; nothing backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        dist.all_reduce(x)
+    def forward(ctx: Any, x: Tensor, group: Any = None) -> Tensor:
+        x = x.contiguous()
+        dist.all_reduce(x, group=group)
         ctx.mark_dirty(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
 
 
 def _gathered(x: Tensor) -> Tensor:
@@ -117,7 +123,7 @@ def tensor_parallel(stack: Any, sequences: bool) -> nn.Module:
             _keep(getattr(layer, name), 0, rank, num)
         for name in ("out", "down"):
             _keep(getattr(layer, name), 1, rank, num)
-    enter, leave = (_Gather, _Scatter) if sequences else (_Enter, _Leave)
+    enter, leave = (_Gather, _Scatter) if sequences else (Enter, Leave)
     stack.layers = nn.ModuleList(_Block(one, enter.apply, leave.apply) for one in stack.layers)
     return stack
 

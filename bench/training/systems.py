@@ -251,7 +251,7 @@ def _data_by_hand(model: str, shape: Shape) -> Trained:
     num = dist.get_world_size()
     plain, given, loss = _plain(model, shape, shape.batch * num)
     mine = _block(given, 0, dist.get_rank(), num)
-    return Trained(plain, mine, loss, after=lambda loss: by_hand.mean_of_all(plain, loss))
+    return Trained(plain, mine, loss, after=by_hand.in_one_bucket(plain.parameters(), num))
 
 
 def _tensor_by_hand(sequences: bool) -> Make:
@@ -265,7 +265,7 @@ def _tensor_by_hand(sequences: bool) -> Make:
             return Trained(part, given, loss)
         return Trained(
             part, _block(given, 1, rank, num), lambda out, given: loss(out, given) / num,
-            after=lambda loss: by_hand.sum_of_norms(part, loss))
+            after=by_hand.in_one_bucket(by_hand.norms_of(part)))
 
     return made
 

@@ -43,8 +43,9 @@ def missing(src: Layout, dst: Layout) -> int:
 
 def check_rows(world: GlooWorld, mesh: Mesh, nbytes: int) -> None:
     rows = [row for row in ROWS if row.mesh == mesh]
-    seen = map(Measured.read, world.run(all_rows, mesh, rows, nbytes)[0])
-    for row, it in zip(rows, seen, strict=True):
+    seen = world.run(all_rows, mesh, rows, nbytes)[0]
+    for row, event in zip(rows, seen, strict=True):
+        it = Measured(**event)
         src, dst = layouts_of(row, nbytes)
         assert it.row == row.name and it.nbytes == 4 * src.shape[0] * src.shape[1]
         assert src.shape == shape_of(row, nbytes)
@@ -76,7 +77,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
     for shown in ("4 ranks, 1 MiB of float32, 1 rounds", "S0 ragged -> S1", "figures met"):
         assert shown in done.stdout
-    seen = [Measured.read(event) for event in json.loads(out.read_text())]
+    seen = [Measured(**event) for event in json.loads(out.read_text())]
     assert [it.row for it in seen] == ["S0 -> R", "S0 -> R, uneven", "S0 ragged -> S1"]
 
 

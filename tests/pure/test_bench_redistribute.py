@@ -27,12 +27,12 @@ def rounds(*milliseconds: float) -> dict[str, list[float]]:
 def measured(weft: Any = (2, 4, 3), **parts: Any) -> Measured:
     times = {"weft": rounds(*weft), "all-to-all": rounds(4, 4, 4), "all-gather": rounds(2, 2, 3),
              "DTensor": rounds(1, 2, 1)}
-    event = {
+    event: Any = {
         "row": "S0 -> R", "num_ranks": 4, "nbytes": 1 << 20, "minimum": 3000,
         "received": {"weft": 3000, "all-to-all": 3000, "all-gather": 3000, "DTensor": 12000},
         "faults": {}, "forward": times, "both": times, **parts,
     }
-    return Measured.read(event)
+    return Measured(**event)
 
 
 def test_ratios_are_of_neighbours_in_time() -> None:
