@@ -11,11 +11,10 @@ import torch
 from rich.console import Console
 
 from demo import screen
-from demo.compare import TOLERANCE, differences
 from demo.follow import RanksFailed, Told, follow
 from demo.plot import plot_losses
 from demo.text import Corpus, standard_library
-from demo.train import Run, Step, plain
+from demo.train import TOLERANCE, Run, Step, differences, plain
 
 __all__ = ["demo"]
 

@@ -1,4 +1,4 @@
-"""Starting the ranks of the demo and listening to them."""
+"""Starting the ranks of the demo and listening to them: what they tell."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demo.events import Parameter, Traffic
 from demo.train import MESH, NUM_RANKS, Run, Step
 from weft.cli.launch import RanksFailed, events
-from weft.core import Mesh
+from weft.core import Layout, Mesh
 from weft.core.parse import parse_layout
 
-__all__ = ["RanksFailed", "Told", "follow"]
+__all__ = ["Parameter", "RanksFailed", "Told", "Traffic", "follow"]
 
 _RANKS = str(Path(__file__).with_name("ranks.py"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Where a parameter lives."""
+
+    name: str
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Collectives of one kind that one rank took part in during one step; bytes received."""
+
+    axes: str
+    op: str
+    direction: str
+    collective: str
+    num_calls: int
+    nbytes: int
+
 
 @dataclass(slots=True)
 class Told:

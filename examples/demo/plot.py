@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.compare import TOLERANCE, differences
-from demo.train import Run, Step
+from demo.train import TOLERANCE, Run, Step, differences
 from weft.cli.canvas import new_figure
 
 __all__ = ["plot_losses"]

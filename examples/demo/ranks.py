@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 import weft
-from demo.events import Traffic
+from demo.follow import Traffic
 from demo.text import standard_library
 from demo.train import MESH, Run, distributed
 

@@ -17,11 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from demo.compare import TOLERANCE, differences
-from demo.events import Parameter, Traffic
-from demo.follow import Told
+from demo.follow import Parameter, Told, Traffic
 from demo.text import Corpus
-from demo.train import MESH, NUM_RANKS, Run, Step, shardings
+from demo.train import MESH, NUM_RANKS, TOLERANCE, Run, Step, differences, shardings
 from weft.cli.terminal import coloured
 from weft.drawing import sketch
 

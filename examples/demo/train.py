@@ -1,10 +1,10 @@
-"""One training loop, for one process and for many ranks alike."""
+"""One training loop, for one process and for many ranks alike; how far their losses are apart."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,10 +16,14 @@ from demo.model import Settings, Transformer
 from demo.text import Corpus
 from weft import P, Replicate, Shard
 
-__all__ = ["MESH", "NUM_RANKS", "Run", "Step", "distributed", "plain", "shardings"]
+__all__ = ["MESH", "NUM_RANKS", "TOLERANCE", "Run", "Step", "differences", "distributed", "plain",
+           "shardings"]
 
 MESH = {"dp": 2, "tp": 2}
 NUM_RANKS = math.prod(MESH.values())
+
+TOLERANCE = 1e-4
+"""How far two float32 losses of a step may be apart, as a part of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,15 @@ class Step:
 
     loss: float
     seconds: float
+
+
+def differences(ranks: Sequence[Step], single: Sequence[Step]) -> list[float]:
+    """Per step, the difference relative to the single process; infinite where one is no number.
+
+    Empty when there was no single process.
+    """
+    apart = [abs(one.loss - other.loss) / abs(other.loss) for one, other in zip(ranks, single)]
+    return [each if math.isfinite(each) else math.inf for each in apart]
 
 
 def shardings(settings: Settings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from demo import command, follow
-from demo.events import Parameter, Traffic
+from demo.follow import Parameter, Traffic
 from demo.text import Corpus
 from demo.train import Run, Step
 from weft.cli import launch
