@@ -32,12 +32,10 @@ __all__ = [
     "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded",
 ]
 
-_takes_specs = also_called(
+
+@also_called(
     device_mesh="mesh", spec="partition_spec", placements="partition_spec",
     sharding="partition_spec")
-
-
-@_takes_specs
 def mark_sharding(
     t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
 ) -> ShardTensor:
@@ -74,21 +72,8 @@ def mark_sharding(
     return redistribute_to(as_sharded(t, bound), layout, "mark_sharding")
 
 
-@_takes_specs
-def mark_sharding_with_gradients(
-    t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
-) -> ShardTensor:
-    """`mark_sharding` that also constrains the gradient; in weft both do.
-
-    Args:
-        t: as in `mark_sharding`.
-        mesh: as in `mark_sharding`.
-        partition_spec: as in `mark_sharding`.
-
-    Raises:
-        WeftError: the errors of `mark_sharding`.
-    """
-    return mark_sharding(t, mesh, partition_spec)
+mark_sharding_with_gradients = mark_sharding
+"""`mark_sharding` that also constrains the gradient; in weft both do."""
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -180,15 +165,6 @@ def wrap_if_sharded(t: Any) -> Any:
     return t
 
 
-def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """`global_tensor`, by torch_xla's other name. This rank's block is `t.to_local()`.
-
-    Args:
-        t: a ShardTensor, or a plain tensor.
-    """
-    return global_tensor(t)
-
-
 def global_tensor(t: torch.Tensor) -> torch.Tensor:
     """The whole tensor, plain; a collective unless it is replicated.
 
@@ -196,6 +172,10 @@ def global_tensor(t: torch.Tensor) -> torch.Tensor:
         t: a ShardTensor, or a plain tensor.
     """
     return t.full_tensor() if isinstance(t, ShardTensor) else t
+
+
+unwrap_sharded_tensor = global_tensor
+"""`global_tensor`, by torch_xla's other name. This rank's block is `t.to_local()`."""
 
 
 def sharding_type(t: torch.Tensor) -> ShardingType | None:

@@ -59,10 +59,7 @@ class Mesh(_Mesh):
 
     @property
     def abstract(self) -> _Mesh:
-        axes: Any = self.axis_sizes
-        if self.mesh_dim_names is not None:
-            axes = list(zip(self.mesh_dim_names, self.axis_sizes))
-        return _Mesh(axes, self.ranks)
+        return _Mesh(self._axes_value(), self.ranks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         ids = self.device_ids.tolist()
