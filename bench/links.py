@@ -15,7 +15,6 @@ from weft.cli import ranks
 from weft.cli.terminal import RefusedError, explained
 from weft.comm.launchers import environment_of
 from weft.core.parse import parse_mesh
-from weft.errors import message
 
 __all__ = ["links"]
 
@@ -48,9 +47,8 @@ def links(
     value = parse_mesh(mesh, None, "--mesh")
     if value.size() == 1:
         raise RefusedError(
-            message(f"weft bench links --mesh {mesh}", f"{value} has one rank",
-                    "a network is measured between ranks", [mesh], "--mesh dp=2")
-        )
+            f"weft bench links --mesh {mesh}", f"{value} has one rank",
+            "a network is measured between ranks", [mesh], "--mesh dp=2")
     asked = {"mesh": dict(zip(value.axis_names, value.axis_sizes)), "device": device,
              "sizes": sizes, "num_rounds": rounds, "node_size": node_size,
              "out": None if out is None else str(out)}

@@ -19,7 +19,6 @@ from bench.redistribution.measured import Measured
 from bench.redistribution.rows import ROWS
 from weft.cli.launch import events
 from weft.cli.terminal import RefusedError, explained
-from weft.errors import message
 
 __all__ = ["measure", "redistribute"]
 
@@ -50,10 +49,9 @@ def redistribute(
     rows = [row.name for row in ROWS if not names or any(name in row.name for name in names)]
     if not rows:
         raise RefusedError(
-            message("weft bench redistribute --row", f"none of {len(ROWS)} rows contains "
-                    f"{', '.join(map(repr, names))}", "a row is chosen by a part of its name",
-                    [row.name for row in ROWS], "--row 'S0 -> S1'")
-        )
+            "weft bench redistribute --row", f"none of {len(ROWS)} rows contains "
+            f"{', '.join(map(repr, names))}", "a row is chosen by a part of its name",
+            [row.name for row in ROWS], "--row 'S0 -> S1'")
     seen: list[Measured] = []
     raw: list[dict[str, Any]] = []
     above: tuple[int, int] | None = None

@@ -8,7 +8,6 @@ from typing import Any, assert_never
 
 from weft.cli.terminal import RefusedError
 from weft.drawing import Label, Rect, Scene, Stroke
-from weft.errors import message
 
 __all__ = ["new_figure", "write_png"]
 
@@ -27,12 +26,10 @@ def new_figure(
     except ImportError as error:
         stem, suffix = os.path.splitext(path)
         raise RefusedError(
-            message(f"--out {path}", f"{suffix} files are drawn by matplotlib, which cannot "
-                    f"be imported ({error})", "weft itself needs no matplotlib; the commands that "
-                    "draw pixels do", [str(path)],
-                    f"pip install matplotlib; or --out {stem}.svg, which weft "
-                    "writes by itself where a command offers it")
-        ) from error
+            f"--out {path}", f"{suffix} files are drawn by matplotlib, which cannot be imported "
+            f"({error})", "weft itself needs no matplotlib; the commands that draw pixels do",
+            [str(path)], f"pip install matplotlib; or --out {stem}.svg, which weft writes by "
+            "itself where a command offers it") from error
     figure = figures.Figure(figsize=(width, height), **options)
     backend.FigureCanvasAgg(figure)
     return figure

@@ -17,7 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Mesh
 from weft.core.parse import parse_mesh
 from weft.dry import Compute, dry_classes, dry_run
-from weft.dry.devices import DEVICES
+from weft.dry.compute import DEVICES
 from weft.planner import Links
 from weft.transport.trace import trace_events, write_trace
 

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from weft.cli.terminal import RefusedError
-from weft.errors import message
 
 __all__ = ["Later", "OutsideCommand", "collect_garbage"]
 
@@ -72,12 +71,11 @@ class OutsideCommand(Later):
             if os.path.isfile(os.path.join(place, str(self.name), "command.py")):
                 return place
         raise RefusedError(
-            message(f"weft {self.name}", f"its program is in none of {len(self.places)} folders",
-                    "the demo and the benchmarks are no part of the library: they lie in its "
-                    "repository, and pip installs them from there",
-                    [os.path.join(place, str(self.name)) for place in self.places],
-                    "pip install .  # in weft's repository")
-        )
+            f"weft {self.name}", f"its program is in none of {len(self.places)} folders",
+            "the demo and the benchmarks are no part of the library: they lie in its repository, "
+            "and pip installs them from there",
+            [os.path.join(place, str(self.name)) for place in self.places],
+            "pip install .  # in weft's repository")
 
 
 def collect_garbage() -> None:

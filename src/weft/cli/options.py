@@ -13,7 +13,6 @@ from weft.core import Layout, Mesh
 from weft.core.dtypes import dtype_name
 from weft.core.parse import parse_mesh, parse_ranks, parse_shape, parse_sizes, read_layout
 from weft.drawing import Drawing
-from weft.errors import message
 
 __all__ = ["check_out", "dtype_of", "layout_of", "mesh_of", "mesh_options", "write_out"]
 
@@ -65,9 +64,8 @@ def check_out(out: str | None) -> None:
     stem, suffix = os.path.splitext(out or "")
     if out is not None and suffix not in (".svg", ".png", ".txt"):
         raise RefusedError(
-            message(f"--out {out}", f"{os.path.basename(out)!r} ends in {suffix!r}",
-                    "a drawing is written as .svg, .png or .txt", [out], f"--out {stem}.svg")
-        )
+            f"--out {out}", f"{os.path.basename(out)!r} ends in {suffix!r}",
+            "a drawing is written as .svg, .png or .txt", [out], f"--out {stem}.svg")
     if out is not None:
         check_folder("--out", out)
 

@@ -24,9 +24,12 @@ _MAX_WIDTH = 160
 
 
 class RefusedError(click.ClickException):
-    """A user's mistake: only its text, and status 2."""
+    """A user's mistake: only its text, or the parts of one, and status 2."""
 
     exit_code = 2
+
+    def __init__(self, call: str, *parts: Any) -> None:
+        super().__init__(message(call, *parts) if parts else call)
 
     def show(self, file: Any = None) -> None:
         click.echo(self.message, file=file, err=file is None)
@@ -56,10 +59,9 @@ def check_folder(option: str, path: str) -> None:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise RefusedError(
-            message(f"{option} {path}", f"there is no folder {folder!r}",
-                    "a file is written into a folder that is there", [folder],
-                    f"mkdir -p {shlex.quote(folder)}")
-        )
+            f"{option} {path}", f"there is no folder {folder!r}",
+            "a file is written into a folder that is there", [folder],
+            f"mkdir -p {shlex.quote(folder)}")
 
 
 def width() -> int:
