@@ -17,16 +17,6 @@ CHOOSES = (
 """Ops whose results are positions that the values of their first operand decide."""
 
 
-def _all_different(
-    x: torch.Tensor, is_sorted: bool = True, inverse: bool = False, counts: bool = False
-) -> tuple[torch.Tensor, ...]:
-    """`_unique2` of such elements."""
-    count = x.numel()
-    like = torch.empty((count if counts else 0,), dtype=torch.int64, device="meta")
-    places = torch.empty(x.shape if inverse else (0,), dtype=torch.int64, device="meta")
-    return x.new_empty(count), places, like
-
-
 def _spread_evenly(x: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
     """`bincount` of numbers that are equally frequent."""
     ends = torch.arange(minlength + 1, device="cpu") * x.numel() // max(minlength, 1)
@@ -41,7 +31,7 @@ def _counted(x: torch.Tensor, *args: Any) -> torch.Tensor:
 def _all_alone(
     x: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """`unique_consecutive` of such elements, or slices."""
+    """`unique_consecutive` of such elements, or slices; of elements `_unique2` as well."""
     count = x.numel() if dim is None else x.shape[dim]
     shape = x.shape if dim is None else (count,)
     places = torch.empty(shape if inverse else (0,), dtype=torch.int64, device="meta")
@@ -98,7 +88,8 @@ VALUES: dict[Any, Any] = {_aten.histc.default: _counted}
 """Op -> its result for known values that its kernel on the CPU does not take."""
 
 GUESSES: dict[Any, Any] = {
-    _aten._unique2.default: _all_different, _aten.unique_consecutive.default: _all_alone,
+    _aten._unique2.default: lambda x, is_sorted=True, *more: _all_alone(x, *more),
+    _aten.unique_consecutive.default: _all_alone,
     _aten.bincount.default: _spread_evenly, _aten.histogram.bin_ct: _binned,
     _aten._histogramdd_from_bin_cts.default: _boxes,
     _aten._histogramdd_from_bin_tensors.default: _boxes,

@@ -14,7 +14,7 @@ from weft.comm import Recorded
 from weft.core import Mesh
 from weft.core.display import AsText
 from weft.core.units import nbytes_text, number_text, seconds_text
-from weft.dry.devices import Device
+from weft.dry.compute import Device
 from weft.planner import Links
 from weft.transport.trace import trace_events, write_trace
 from weft.transport.traffic import Log

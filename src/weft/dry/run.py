@@ -1,7 +1,12 @@
-"""`weft.dry_run`: a program as one rank of any number, without data, memory or other ranks."""
+"""`weft.dry_run`: a program as one rank of any number, without data, memory or other ranks.
+
+`dry_classes`: as one of each class of ranks that are equal.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import sys
 import threading
@@ -29,8 +34,7 @@ from weft.comm.alone import alone
 from weft.comm.crew import Crew
 from weft.core import Mesh
 from weft.core.names import also_called
-from weft.dry.compute import Compute
-from weft.dry.devices import device_named
+from weft.dry.compute import Compute, device_named
 from weft.dry.kernels import fused_kernels
 from weft.dry.report import DryRun, Memory
 from weft.dry.stand_ins import (
@@ -46,12 +50,11 @@ from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError
 from weft.planner import Links
 from weft.planner.links import as_links
-from weft.tensor import ShardTensor
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.trees import flatten, local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
 
-__all__ = ["dry_run"]
+__all__ = ["dry_classes", "dry_run"]
 
 
 class _Enough(BaseException):
@@ -132,6 +135,42 @@ def dry_run(
             fn(world.bind(value, "meta"))
         found = counted.result(value, rank, networks, start)
         return replace(found, device=kind, meshes=tuple(world.made))
+
+
+def dry_classes(
+    fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
+    links: Links | str | None = None, *, ranks: Sequence[int] | None = None, **options: Any,
+) -> list[DryRun]:
+    """Dry runs of several ranks, one for each class of ranks with equal reports.
+
+    Ranks differ where shards are uneven, and in the stages of a pipeline.
+
+    Args:
+        fn: the program, as for `weft.dry_run`.
+        mesh: the mesh, as for `weft.dry_run`.
+        links: the network, as for `weft.dry_run`.
+        ranks: which ranks; None: those that are first, in the middle or last along each axis. The
+            first hold the most with default sizes, and those in the middle have neighbours on both
+            sides. Stages of a pipeline have to be named.
+        options: the other arguments of `weft.dry_run`, except `rank`.
+
+    Returns:
+        The first of each class, the highest peak of memory first, then the most bytes received.
+
+    Raises:
+        MeshError: no such rank.
+        Exception: whatever `weft.dry_run` raises.
+    """
+    value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
+    if ranks is None:
+        ends = [sorted({0, size // 2, size - 1}) for size in value.axis_sizes]
+        steps = [math.prod(value.axis_sizes[axis + 1:]) for axis in range(value.ndim)]
+        ranks = [sum(map(math.prod, zip(at, steps))) for at in itertools.product(*ends)]
+    found: dict[Any, DryRun] = {}
+    for rank in ranks:
+        one = dry_run(fn, value, links, rank=rank, **options)
+        found.setdefault((one.memory, one.flops, tuple(one.log.events)), one)
+    return sorted(found.values(), key=lambda one: (-one.memory.peak, -one.nbytes))
 
 
 @contextmanager
@@ -330,7 +369,6 @@ def _nbytes(tensors: Sequence[Any]) -> int:
     storages = {}
     for one in tensors:
         if one is not None:
-            local = one._local if type(one) is ShardTensor else one
-            storage = unwrap_view(local).untyped_storage()
+            storage = unwrap_view(local_of(one)).untyped_storage()
             storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
