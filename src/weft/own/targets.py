@@ -59,32 +59,19 @@ def own_of(op: Any, call: str) -> Own:
         return _of_function_class(target)
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _of_torch(target, str(target))
-    if _is_overridable(target):
+    try:
+        is_overridable, is_special = target in get_testing_overrides(), target in dispatch.SPECIAL
+    except TypeError:  # cannot be hashed
+        is_overridable = is_special = False
+    if is_overridable and not is_special:  # torch passes its calls to tensor subclasses
         return _of_torch(target, getattr(target, "__name__", str(target)))
     if isinstance(target, FunctionType):
         return _of_python(target)
-    raise _refusal(op, call)
-
-
-def _is_overridable(target: Any) -> bool:
-    """Whether torch passes its calls to tensor subclasses, and weft does not handle them itself.
-    """
-    try:
-        return target in get_testing_overrides() and target not in dispatch.SPECIAL
-    except TypeError:  # cannot be hashed
-        return False
-
-
-def _refusal(op: Any, call: str) -> ShardTypeError:
-    try:
-        special = op in dispatch.SPECIAL
-    except TypeError:
-        special = False
     facts = (
-        "weft answers it from a tensor's layout, without local tensors" if special
+        "weft answers it from a tensor's layout, without local tensors" if is_special
         else f"calls of a {type(op).__name__} cannot be seen from outside"
     )
-    return ShardTypeError(
+    raise ShardTypeError(
         call, f"{op!r} cannot have a rule or a handler: {facts}",
         "a Python function, an autograd.Function, a torch.library op or a function of "
         "torch can", [f"{type(op).__module__}.{type(op).__qualname__}"],
