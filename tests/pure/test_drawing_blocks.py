@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from tests.pure.test_core_layout import layouts
 from weft.core import Layout, Mesh, P
 from weft.core.hlo import merged
-from weft.drawing.blocks import Band, Cell, Grid, Limits, bands, grid
-from weft.drawing.measure import shares
+from weft.drawing.blocks import Band, Cell, Grid, Limits, bands, grid, shares
 from weft.drawing.ranks import RankSet, rank_set, ranks_text
 
 ALL = Limits(rows=999, columns=999, panels=999)

@@ -7,10 +7,9 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from weft.core import Layout
-from weft.drawing.blocks import Band, Cell, Grid, Limits, grid
+from weft.drawing.blocks import Band, Cell, Grid, Limits, grid, shares
 from weft.drawing.colours import Colours
 from weft.drawing.facts import axes_text, mesh_text, named, notes, title
-from weft.drawing.measure import shares
 from weft.drawing.scene import Label, Mark, Rect, Scene, Stroke, bounds, hatch, moved, text_width
 
 __all__ = ["drawable", "figure", "joined"]

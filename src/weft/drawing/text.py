@@ -12,10 +12,9 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from weft.core import Layout
-from weft.drawing.blocks import Band, Cell, Grid, Limits, grid
+from weft.drawing.blocks import Band, Cell, Grid, Limits, grid, shares
 from weft.drawing.colours import Colours
 from weft.drawing.facts import notes
-from weft.drawing.measure import shares
 
 __all__ = ["Line", "beside", "fitting", "length", "lines", "plain", "sketch"]
 

@@ -1,4 +1,7 @@
-"""Simulated ranks that stay: each keeps its variables, tensors and random numbers between calls."""
+"""Simulated ranks that stay: each keeps its variables, tensors and random numbers between calls.
+
+`%%ranks` in IPython is a cell that all of them execute.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from weft.comm import BoundMesh, SimulatedRanks, this_world
 from weft.comm.simulated import SimulatedWorld
 from weft.core import Mesh, P
 from weft.core.display import preformatted
+from weft.core.parse import parse_mesh
 from weft.drawing.ranks import ranks_text
-from weft.errors import CommunicationError
+from weft.errors import CommunicationError, MeshError
 
-__all__ = ["PerRank", "Session", "session"]
+__all__ = ["PerRank", "Session", "load_ipython_extension", "session"]
 
 T = TypeVar("T")
 
@@ -48,12 +52,19 @@ class Session:
     Lines find `mesh` (the current mesh), `rank`, `weft`, `P`, `torch`, and earlier variables. After
     an exception each rank keeps the variables that it had, so ranks may differ.
 
+    In a notebook `%load_ext weft.testing` gives `%%ranks dp=2,tp=2`: a cell that all ranks execute.
+
     Args:
-        mesh: the mesh, or axis name -> size.
+        mesh: map axis -> size, only sizes, or a mesh value.
         device_type: where local tensors live.
+
+    Raises:
+        ShardTypeError: not a mesh.
     """
 
-    def __init__(self, mesh: Any, device_type: str = "cpu") -> None:
+    def __init__(
+        self, mesh: Mapping[str, int] | Sequence[int] | Mesh, device_type: str = "cpu"
+    ) -> None:
         self._ranks = SimulatedRanks(None, mesh, device_type, lasting=True)
         self._spaces: list[dict[str, Any]] = [{} for _ in self._ranks.baton.runners]
         self._count = 0
@@ -125,19 +136,35 @@ class Session:
         return f"session({self.mesh!r}, {', '.join(names) or 'no variables'})"
 
 
-def session(mesh: Mapping[str, int] | Sequence[int] | Mesh, device_type: str = "cpu") -> Session:
-    """Simulated ranks of a mesh that stay until the session is dropped.
+session = Session
+"""`Session`, by the name of a function."""
 
-    In a notebook `%load_ext weft.testing` gives `%%ranks dp=2,tp=2`: a cell that all ranks execute.
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Register `%%ranks`; IPython calls it for `%load_ext weft.testing`.
+
+    `%%ranks dp=2,tp=2` starts ranks, or goes on with those of the same mesh; `%%ranks` goes on. A
+    cell reads the notebook's names and assigns names of the rank's own. `ranks` is the session.
 
     Args:
-        mesh: map axis -> size, only sizes, or a mesh value.
-        device_type: where local tensors live.
-
-    Raises:
-        ShardTypeError: not a mesh.
+        ipython: the shell of the notebook.
     """
-    return Session(mesh, device_type)
+    held: list[Session] = []
+
+    def ranks(line: str, cell: str) -> PerRank | None:
+        if line.strip():
+            mesh = parse_mesh(line.strip(), call="%%ranks")
+            if not held or held[-1].mesh != mesh:
+                held[:] = [Session(mesh)]
+                ipython.user_ns["ranks"] = held[-1]
+        if not held:
+            raise MeshError(
+                "%%ranks", "no ranks have been started", "the first cell names the axes "
+                "of a mesh and their sizes", ["%%ranks"], "%%ranks dp=2,tp=2")
+        given = {name: value for name, value in ipython.user_ns.items() if name[:1] != "_"}
+        return held[-1].exec(cell, given)
+
+    ipython.register_magic_function(ranks, "cell")
 
 
 def _compiled(code: str, name: str) -> tuple[Any, Any]:
