@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,15 +37,7 @@ from weft.core.names import also_called
 from weft.dry.compute import Compute, device_named
 from weft.dry.kernels import fused_kernels
 from weft.dry.report import DryRun, Memory
-from weft.dry.stand_ins import (
-    Devices,
-    autocast_regions,
-    forks,
-    fused_optimizers,
-    known_data,
-    mixed_precision,
-    unchecked_distributions,
-)
+from weft.dry.stand_ins import Devices, stand_ins
 from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError
 from weft.planner import Links
@@ -123,11 +115,7 @@ def dry_run(
             fn(there.bind(value, "meta"))
 
     crew = world.crew = Crew(rank, other, [_Script()])
-    with (
-        traffic.record() as log, known_data(), fused_kernels(), fused_optimizers(),
-        mixed_precision(), autocast_regions(), forks(), unchecked_distributions(),
-        _as_rank(world, tensors),
-    ):
+    with traffic.record() as log, fused_kernels(), stand_ins(), _as_rank(world, tensors):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard
         counted = _Counted(tensors, log, world, clock, steps)
@@ -252,18 +240,6 @@ class _Clock:
             mesh, axes or range(mesh.ndim), collective.received_nbytes, passes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Marks:
-    """The amounts of each when the counted step began."""
-
-    events: int = 0
-    recorded: int = 0
-    flops: int = 0
-    seconds: float = 0.0
-    compute_seconds: float = 0.0
-    peak: int = 0
-
-
 class _Counted:
     """The counts of a program, of the last of its steps."""
 
@@ -273,8 +249,9 @@ class _Counted:
     ) -> None:
         self.tensors, self.log, self.world, self.steps = tensors, log, world, steps
         self.clock = clock
-        self.num_steps = self.gradients = self.peak_before_step = 0
-        self.before = _Marks()
+        self.num_steps = self.gradients = self.peak_before_step = self.peak_before = 0
+        self.before: Sequence[Any] = (0,) * len(self._amounts())
+        """The amounts when the step that counts began."""
         self.thread = threading.get_ident()
         self.modules: dict[int, torch.nn.Module] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -324,27 +301,28 @@ class _Counted:
     def _begin(self) -> None:
         """Count from here on, if the program goes on for a step."""
         meter = self.tensors.meter
-        self.before = _Marks(
-            len(self.log.events), len(self.world.log), self.tensors.flops, self.clock.seconds,
-            self.tensors.seconds, meter.peak,
-        )
+        self.before, self.peak_before = self._amounts(), meter.peak
         meter.peak = meter.live
+
+    def _amounts(self) -> Sequence[Any]:
+        """Events, collectives, operations, seconds of collectives and of computation so far."""
+        return (len(self.log.events), len(self.world.log), self.tensors.flops, self.clock.seconds,
+                self.tensors.seconds)
 
     def result(self, mesh: Mesh, rank: int, links: Links, start: float) -> DryRun:
         """The counts, as a report."""
-        before, overall = self.before, max(self.before.peak, self.tensors.meter.peak)
-        peak = self.tensors.meter.peak
+        before, peak, log = self.before, self.tensors.meter.peak, self.log
+        overall = max(self.peak_before, peak)
         step = self.num_steps if self.num_steps == self.steps else 0
         if not step:
-            before, peak = _Marks(), overall
-        log = self.log
-        log.events = log.events[before.events:]
+            before, peak = (0,) * len(before), overall
+        _, _, flops, seconds, computing = (
+            now - then for now, then in zip(self._amounts(), before))
+        log.events = log.events[before[0]:]
         return DryRun(
-            mesh, rank, links, log, self._memory(peak, overall),
-            self.tensors.flops - before.flops, self.clock.seconds - before.seconds, step,
-            time.perf_counter() - start, self.world.log[before.recorded:],
-            None if self.tensors.compute is None
-            else self.tensors.seconds - before.compute_seconds,
+            mesh, rank, links, log, self._memory(peak, overall), flops, seconds, step,
+            time.perf_counter() - start, self.world.log[before[1]:],
+            None if self.tensors.compute is None else computing,
         )
 
     def _memory(self, peak: int, overall: int) -> Memory:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -23,8 +23,7 @@ from weft.dry.tensors import DryTensors, by_weft
 from weft.tensor import ShardTensor
 from weft.tensor.trace import casts
 
-__all__ = ["Devices", "autocast_regions", "forks", "fused_optimizers", "known_data",
-           "mixed_precision", "unchecked_distributions"]
+__all__ = ["Devices", "stand_ins"]
 
 _META = torch.device("meta")
 
@@ -123,87 +122,75 @@ def _is_the_programs(tensor: Any) -> bool:
     return tensor.is_meta and (type(tensor) is ShardTensor or not by_weft())
 
 
-def known_data() -> AbstractContextManager[None]:
-    """Inside, `torch.tensor` and `torch.as_tensor` of dry ranks keep the data of what they make: on
-    the meta device they would be lost before any mode sees them."""
-    def keeping(original: Any) -> Any:
-        @functools.wraps(original)
-        def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-            mine = is_alone() and not isinstance(data, torch.Tensor)
-            if mine and device is not None:
-                return original(data, *args, **kwargs, device="cpu").to(_META)
-            return original(data, *args, device=device, **kwargs)
-
-        return make
-
-    return setting(torch, tensor=keeping(torch.tensor), as_tensor=keeping(torch.as_tensor))
-
-
 @contextmanager
-def mixed_precision() -> Iterator[None]:
-    """Inside, CUDA's autocast is there; that of other accelerators, and the scaling of gradients,
-    are the CPU's, in the dtype of the accelerator. torch turns them off where there is none.
-    """
-    def on_cpu(original: Any, name: str) -> Any:
-        @functools.wraps(original)
-        def start(self: Any, *args: Any, **kwargs: Any) -> None:
-            device = args[0] if args else kwargs.get(name, "cuda")
-            if is_alone() and name == "device_type" and device == "cuda":
-                with (
-                    setting(torch.cuda.amp.common, amp_definitely_not_available=lambda: False),
-                    setting(torch.cuda, is_bf16_supported=lambda *_: True),
-                ):
-                    return original(self, *args, **kwargs)
-            if is_alone() and _is_accelerator(device):
-                args, kwargs = args[1:], {**kwargs, name: "cpu"}
-                if name == "device_type" and not args and kwargs.get("dtype") is None:
-                    kwargs["dtype"] = torch.get_autocast_dtype(device)
-                return original(self, kwargs.pop(name), *args, **kwargs)
-            return original(self, *args, **kwargs)
-
-        return start
-
+def stand_ins() -> Iterator[None]:
+    """Inside, torch does for tensors without data, on devices that are not there, what it does in a
+    run."""
+    optimizer: Any = sys.modules[torch.optim.Optimizer.__module__]
+    fused = [*optimizer._get_fused_kernels_supported_devices(), "meta"]
     region, scaler = torch.amp.autocast_mode.autocast, torch.amp.GradScaler
+    forget = torch.clear_autocast_cache
+
+    def clear() -> None:
+        forget()
+        casts.forget()
+
     with (
-        setting(region, __init__=on_cpu(region.__init__, "device_type")),
-        setting(scaler, __init__=on_cpu(scaler.__init__, "device")),
+        setting(torch, tensor=_keeping(torch.tensor), as_tensor=_keeping(torch.as_tensor)),
+        # `fused=True` takes parameters without memory, as it takes those of a device.
+        setting(optimizer, _get_fused_kernels_supported_devices=lambda: fused),
+        setting(region, __init__=_on_cpu(region.__init__, "device_type")),
+        setting(scaler, __init__=_on_cpu(scaler.__init__, "device")),
+        # What autocast has cast of tensors without memory lives until its region ends.
+        casts.KEEPS.counted(), setting(torch, clear_autocast_cache=clear),
+        setting(torch.random, fork_rng=_forking(torch.random.fork_rng)),
+        # Distributions take parameters without data for valid ones.
+        setting(torch.distributions.Distribution, _validate_args=False),
     ):
         yield
 
 
-def forks() -> AbstractContextManager[None]:
-    """Inside, `fork_rng` keeps the generator's state also where a checkpoint computes tensors
-    without data again. For these torch keeps none."""
-    original = torch.random.fork_rng
+def _keeping(original: Any) -> Any:
+    """`torch.tensor` or `torch.as_tensor` that keeps, in dry ranks, the data of what it makes: on
+    the meta device they would be lost before any mode sees them."""
+    @functools.wraps(original)
+    def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        mine = is_alone() and not isinstance(data, torch.Tensor)
+        if mine and device is not None:
+            return original(data, *args, **kwargs, device="cpu").to(_META)
+        return original(data, *args, device=device, **kwargs)
 
+    return make
+
+
+def _on_cpu(original: Any, name: str) -> Any:
+    """CUDA's autocast is there; that of other accelerators, and the scaling of gradients, are the
+    CPU's, in the dtype of the accelerator. torch turns them off where there is none."""
+    @functools.wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        device = args[0] if args else kwargs.get(name, "cuda")
+        if is_alone() and name == "device_type" and device == "cuda":
+            with (
+                setting(torch.cuda.amp.common, amp_definitely_not_available=lambda: False),
+                setting(torch.cuda, is_bf16_supported=lambda *_: True),
+            ):
+                return original(self, *args, **kwargs)
+        if is_alone() and _is_accelerator(device):
+            args, kwargs = args[1:], {**kwargs, name: "cpu"}
+            if name == "device_type" and not args and kwargs.get("dtype") is None:
+                kwargs["dtype"] = torch.get_autocast_dtype(device)
+            return original(self, kwargs.pop(name), *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return start
+
+
+def _forking(original: Any) -> Any:
+    """`fork_rng` that keeps the generator's state also where a checkpoint computes tensors without
+    data again. For these torch keeps none."""
     @functools.wraps(original)
     def fork(*args: Any, device_type: Any = None, **kwargs: Any) -> Any:
         device = "cpu" if is_alone() and device_type == "meta" else device_type
         return original(*args, device_type=device, **kwargs)
 
-    return setting(torch.random, fork_rng=fork)
-
-
-def unchecked_distributions() -> AbstractContextManager[None]:
-    """Inside, distributions take parameters without data for valid ones."""
-    return setting(torch.distributions.Distribution, _validate_args=False)
-
-
-def fused_optimizers() -> AbstractContextManager[None]:
-    """Inside, `fused=True` takes parameters without memory, as it takes those of a device."""
-    optimizer: Any = sys.modules[torch.optim.Optimizer.__module__]
-    devices = [*optimizer._get_fused_kernels_supported_devices(), "meta"]
-    return setting(optimizer, _get_fused_kernels_supported_devices=lambda: devices)
-
-
-@contextmanager
-def autocast_regions() -> Iterator[None]:
-    """Inside, what autocast has cast of tensors without memory lives until its region ends."""
-    original = torch.clear_autocast_cache
-
-    def clear() -> None:
-        original()
-        casts.forget()
-
-    with casts.KEEPS.counted(), setting(torch, clear_autocast_cache=clear):
-        yield
+    return fork
