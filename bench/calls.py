@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import weft
 from bench import world
 from bench.item import Figure, Row, timed
 from bench.wrapper import MethodWrapper, Wrapper, wrap
@@ -32,19 +30,9 @@ def _operands(grad: bool) -> list[Tensor]:
     return [x.requires_grad_(grad), y, w]
 
 
-def _dtensors(grad: bool) -> list[Tensor]:
+def _laid(lay: world.Lay, grad: bool) -> list[Tensor]:
     x, y, w = _operands(False)
-    cut = [DTensor.from_local(one, world.line(), [Shard(0)]) for one in (x, y)]
-    return [cut[0].requires_grad_(grad), cut[1],
-            DTensor.from_local(w, world.line(), [Replicate()])]
-
-
-def _shard_tensors(grad: bool) -> list[Tensor]:
-    x, y, w = _operands(False)
-    mesh, spec = world.weft_line(), weft.P("dp")
-    cut = [ShardTensor.from_local(one, mesh, spec, sizes="chunk",
-                                  shape=(SIDE * world.NUM_RANKS, SIDE)) for one in (x, y)]
-    return [cut[0].requires_grad_(grad), cut[1], ShardTensor.from_local(w, mesh, weft.P())]
+    return [lay(x, 0).requires_grad_(grad), lay(y, 0), lay(w, None)]
 
 
 def _wrappers(cls: type[Wrapper], grad: bool) -> list[Tensor]:
@@ -58,8 +46,8 @@ def _row(name: str, grad: bool, num_rounds: int) -> Row:
         "plain": call(*_operands(grad), SIDE),
         "wrapper": call(*_wrappers(Wrapper, grad), SIDE),
         "wrapper, methods": call(*_wrappers(MethodWrapper, grad), SIDE),
-        "weft": call(*_shard_tensors(grad), many),
-        "DTensor": call(*_dtensors(grad), many),
+        "weft": call(*_laid(world.lay_weft(world.weft_line()), grad), many),
+        "DTensor": call(*_laid(world.lay_dtensor(world.line()), grad), many),
     }
     defined = method is not None and getattr(ShardTensor, method) is not getattr(Tensor, method)
     base = "wrapper, methods" if defined else "wrapper"

@@ -17,13 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import weft
 from bench import world
 from bench.item import Figure, Row
 from bench.timing import once
-from weft import ShardTensor
+from bench.world import Lay, lay_dtensor, lay_weft
 
 MISS_MS, NEW_SIZE_US = 5.0, 150.0
 WIDTH = 8
@@ -46,10 +45,6 @@ CALLS: dict[str, tuple[Call, tuple[str, ...]]] = {
 """The call, and which operands it takes: x, y, q, t are sharded by rows, z along its rows (there a
 kernel communicates), w, b, c are whole."""
 
-Lay = Callable[[Tensor, int | None], Tensor]
-"""A local tensor, and the dim that is sharded."""
-
-
 def operands(rows: int, lay: Lay) -> dict[str, Tensor]:
     """Operands with `rows` rows on this rank; `lay(local, dim)` makes the sharded tensor."""
     local = {
@@ -64,28 +59,6 @@ def operands(rows: int, lay: Lay) -> dict[str, Tensor]:
         name: one.requires_grad_() if one.dtype.is_floating_point else one
         for name, one in laid.items()
     }
-
-
-def lay_weft(mesh: Any) -> Lay:
-    """Sharded over the first axis of `mesh`, or whole."""
-    axis = mesh.axis_names[0]
-
-    def lay(local: Tensor, dim: int | None) -> Tensor:
-        if dim is None:
-            return ShardTensor.from_local(local, mesh, weft.P())
-        shape = list(local.shape)
-        shape[dim] *= world.NUM_RANKS
-        spec = weft.P(*[None] * dim, axis)
-        return ShardTensor.from_local(local, mesh, spec, sizes="chunk", shape=shape)
-
-    return lay
-
-
-def lay_dtensor(mesh: Any) -> Lay:
-    """The same as a DTensor."""
-    return lambda local, dim: DTensor.from_local(
-        local, mesh, [Replicate() if dim is None else Shard(dim)]
-    )
 
 
 def empty_caches() -> None:

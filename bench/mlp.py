@@ -14,14 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate
 
-import weft
 from bench import world
 from bench.item import Figure, Row, timed
 from bench.timing import Times
 from bench.training.by_hand import in_one_bucket
-from weft import ShardTensor
 
 ROWS, WIDTH = 8, 8
 TO_HAND_WRITTEN, TO_DTENSOR = 1.35, 0.4
@@ -71,12 +69,12 @@ def _one_by_one():
 
 def _dtensor(summed: bool):
     x, parameters = _data()
-    mesh, whole = world.line(), [Replicate()]
-    cut = DTensor.from_local(x, mesh, [Shard(0)])
-    leaves = [DTensor.from_local(one, mesh, whole).requires_grad_() for one in parameters]
+    lay, whole = world.lay_dtensor(world.line()), [Replicate()]
+    cut = lay(x, 0)
+    leaves = [lay(one, None).requires_grad_() for one in parameters]
 
     def run() -> Tensor:
-        loss = _step(cut, leaves).detach()  # type: ignore[arg-type]
+        loss = _step(cut, leaves).detach()
         if summed:
             for leaf in leaves:
                 leaf.grad = leaf.grad.redistribute(placements=whole)  # type: ignore[union-attr]
@@ -88,12 +86,9 @@ def _dtensor(summed: bool):
 
 def _weft(wrapped: bool):
     x, parameters = _data()
-    mesh = world.weft_line()
-    cut = ShardTensor.from_local(x, mesh, weft.P("dp"), sizes="chunk",
-                                 shape=(ROWS * world.NUM_RANKS, WIDTH))
-    leaves = [ShardTensor.from_local(one, mesh, weft.P()) if wrapped else one
-              for one in parameters]
-    leaves = [leaf.requires_grad_() for leaf in leaves]
+    lay = world.lay_weft(world.weft_line())
+    cut = lay(x, 0)
+    leaves = [(lay(one, None) if wrapped else one).requires_grad_() for one in parameters]
     return lambda: _step(cut, leaves)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import weft
 from bench import world
 from bench.item import Figure, Row, timed
 from bench.timing import Times
-from weft import ShardTensor
 
 NUM_PARAMETERS, SIDE = 50, 8
 TO_PLAIN = 1.3
@@ -31,22 +28,20 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _wrap(system: str, local: Tensor) -> Tensor:
-    if system == "DTensor":
-        return DTensor.from_local(local, world.line(), [Shard(0)])
-    if system == "weft":
-        return ShardTensor.from_local(local, world.weft_line(), weft.P("dp"), sizes="chunk",
-                                      shape=(SIDE * world.NUM_RANKS, SIDE))
-    return local
+_LAYS: dict[str, Callable[[], world.Lay]] = {
+    "plain": lambda: lambda local, dim: local,
+    "weft": lambda: world.lay_weft(world.weft_line()),
+    "DTensor": lambda: world.lay_dtensor(world.line()),
+}
 
 
 def optimizer(system: str, foreach: bool = True) -> torch.optim.Optimizer:
     """AdamW whose parameters have gradients, after its first step."""
     torch.manual_seed(0)
-    leaves = []
+    lay, leaves = _LAYS[system](), []
     for _ in range(NUM_PARAMETERS):
-        leaf = _wrap(system, torch.randn(SIDE, SIDE)).requires_grad_()
-        leaf.grad = _wrap(system, torch.randn(SIDE, SIDE))
+        leaf = lay(torch.randn(SIDE, SIDE), 0).requires_grad_()
+        leaf.grad = lay(torch.randn(SIDE, SIDE), 0)
         leaves.append(leaf)
     made = torch.optim.AdamW(leaves, lr=1e-3, foreach=foreach)
     made.step()

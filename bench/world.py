@@ -6,11 +6,15 @@ measured is the work of the calling process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import weft
@@ -47,3 +51,29 @@ def weft_mesh():
 def weft_line():
     """All ranks on one axis."""
     return weft.init_mesh({"dp": NUM_RANKS}, device_type="cpu")
+
+
+Lay = Callable[[Tensor, int | None], Tensor]
+"""A local tensor, and the dim that is sharded."""
+
+
+def lay_weft(mesh: Any) -> Lay:
+    """Sharded over the first axis of `mesh`, or whole."""
+    axis = mesh.axis_names[0]
+
+    def lay(local: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return weft.ShardTensor.from_local(local, mesh, weft.P())
+        shape = list(local.shape)
+        shape[dim] *= NUM_RANKS
+        spec = weft.P(*[None] * dim, axis)
+        return weft.ShardTensor.from_local(local, mesh, spec, sizes="chunk", shape=shape)
+
+    return lay
+
+
+def lay_dtensor(mesh: Any) -> Lay:
+    """The same as a DTensor."""
+    return lambda local, dim: DTensor.from_local(
+        local, mesh, [Replicate() if dim is None else Shard(dim)]
+    )
