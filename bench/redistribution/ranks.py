@@ -18,7 +18,6 @@ import weft
 from bench.by_turns import Times, as_rank, by_turns
 from bench.collectives import Collectives
 from bench.redistribution.by_hand import ByHand, Way, hand_written
-from bench.redistribution.counting import counted
 from bench.redistribution.rows import ROWS, Row, layouts_of
 from weft.core import Layout
 from weft.planner import plan
@@ -96,7 +95,7 @@ def _weft(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -> _
         with torch.no_grad():
             return x.redistribute(placements=dst)
 
-    with counted() as seen:
+    with Collectives() as seen:
         got = forward().to_local()
     fault = _somewhere("" if torch.equal(got, due) else "wrong")
     return _System(forward, both, _sum(seen.received), fault)
@@ -114,7 +113,7 @@ def _by_hand(ways: tuple[Way, Way], before: Tensor, due: Tensor, counts: bool) -
         with torch.no_grad():
             return there(x)
 
-    with counted() if counts else nullcontext() as seen:
+    with Collectives() if counts else nullcontext() as seen:
         got = forward()
     fault = _somewhere("" if torch.equal(got, due) else "wrong")
     return _System(forward, both, _sum(seen.received) if seen else None, fault)
@@ -144,7 +143,7 @@ def _dtensor(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -
         with torch.no_grad():
             return x.redistribute(placements=target).to_local()  # which waits
 
-    return _System(forward, both, None if src.is_partial else _sum(seen.nbytes))
+    return _System(forward, both, None if src.is_partial else _sum(seen.received))
 
 
 def _sum(mine: int) -> int:

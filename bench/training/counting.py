@@ -55,7 +55,7 @@ def count(system: str, way: str, model: str, num_ranks: int, shape: Shape) -> di
         state = [_local(one) for its in made.optimizer.state.values() for one in its.values()]
         with _PeakMemory(held, state, _local(made.given)) as memory:
             made.step()
-        return {"bytes": seen.nbytes, "collectives": seen.num, "memory": memory.peak}
+        return {"bytes": seen.received, "collectives": seen.num, "memory": memory.peak}
     finally:
         dist.destroy_process_group()
 

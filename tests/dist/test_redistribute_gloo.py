@@ -15,7 +15,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 import weft
-from bench.redistribution.counting import counted
+from bench.collectives import Collectives
 from tests.dist.test_exit import START, torchrun
 from tests.gloo import GlooWorld
 from tests.oracle import block
@@ -63,10 +63,10 @@ def bytes_of_pairs(mesh: Any, shape: tuple[int, ...]) -> list[tuple[int, int, in
     for src, dst in pairs_of(shape):
         local = block(src, full, mesh.here).contiguous()
         x = ShardTensor.from_local(local, mesh, src).requires_grad_()
-        with counted() as forward:
+        with Collectives() as forward:
             y = x.redistribute(placements=dst)
         assert torch.equal(y.detach().to_local(), block(dst, full, mesh.here)), f"{src} -> {dst}"
-        with counted() as backward:
+        with Collectives() as backward:
             y.backward(gradient=y.detach())
         assert torch.equal(x.grad.to_local(), local), f"{src} -> {dst}"
         found.append((forward.received, forward.sent, backward.received, forward.calls))
@@ -93,7 +93,7 @@ def bytes_of_scatter(mesh: Any, spec: P) -> tuple[Any, int]:
     """What a rank hands over, and the bytes of its block."""
     full = torch.randn(301, 402, generator=torch.Generator().manual_seed(0))
     weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)  # groups are made
-    with counted() as seen:
+    with Collectives() as seen:
         x = weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)
     assert torch.equal(x.to_local(), block(x.sharding, full, mesh.here))
     return seen, x.to_local().nbytes
@@ -169,7 +169,7 @@ def across(mesh: Any, meshes: str, shape: tuple[int, ...]) -> list[Any]:
         local = full.new_empty(0) if one.here is None else block(src, full, one.here).contiguous()
         x = ShardTensor.from_local(local, one, src)
         x.redistribute(other, dst)  # groups are made
-        with counted() as seen:
+        with Collectives() as seen:
             y = x.redistribute(other, dst)
         wanted = full.new_empty(0) if other.here is None else block(dst, full, other.here)
         assert torch.equal(y.to_local(), wanted), f"{src} -> {dst}"
