@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["Times", "as_rank", "by_turns", "fault_of", "heading", "lines", "medians"]
+__all__ = ["Times", "anywhere", "as_rank", "by_turns", "fault_of", "heading", "lines", "medians"]
 
 Times = dict[str, dict[str, list[float]]]
 """Per system, the seconds and CPU seconds of each round."""
@@ -88,6 +88,11 @@ def fault_of(result: Callable[[], torch.Tensor], due: torch.Tensor) -> str | Non
             mine = "its result is wrong"
     except Exception as error:
         mine = f"{type(error).__name__}: {error}".split("\n")[0][:60]
+    return anywhere(mine)
+
+
+def anywhere(mine: str | None) -> str | None:
+    """What went wrong on any rank, the first that says so, so that all ranks go on alike."""
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return next((one for one in found if one is not None), None)

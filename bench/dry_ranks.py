@@ -19,6 +19,7 @@ from torch import nn
 import weft
 from bench.by_turns import as_rank
 from bench.training.models import MODELS, Shape
+from bench.training.systems import table_of
 from weft import P
 from weft.dry.compute import rates_by
 
@@ -44,11 +45,7 @@ def step_of(mesh: Any, name: str, axis: str) -> Callable[[], None]:
     else:
         made, shape = MODELS["Llama"], Shape(layers=_LAYERS, width=_WIDTH, length=256)
         model, given, loss_of = made.make(shape), made.given(shape, shape.batch), made.loss
-        columns, rows = P("tp"), P(None, "tp")
-        shardings = {"token.weight": columns, "head.weight": columns, **{
-            f"*.{each}.weight": spec for each, spec in (
-                ("q", columns), ("k", columns), ("v", columns), ("gate", columns), ("up", columns),
-                ("out", rows), ("down", rows))}}
+        shardings = table_of("tensor", model)
     weft.distribute_module(model, mesh, shardings=shardings if axis == "tp" else {})
     x = weft.distribute_tensor(given, mesh, spec)
     optimizer = torch.optim.AdamW(model.parameters())

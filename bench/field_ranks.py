@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 import weft
 from bench.by_turns import as_rank, fault_of, medians
@@ -108,87 +108,70 @@ def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
         yield _times(name, asked["size"], asked["rounds"], mesh)
 
 
-def _times(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
-    systems = {
-        "one process": _alone(name, size, mesh), "weft": _weft(name, size, mesh),
-        "gathered": _gathered(name, size, mesh),
-    }
-    due = systems["one process"][1]()
-    assert torch.allclose(systems["weft"][1](), due, rtol=1e-4, atol=1e-5)
-    dtensor = _dtensor(name, size)
-    fault = fault_of(dtensor[1], due)
-    if fault is None:
-        systems["DTensor"] = dtensor
-    turns = {system: step for system, (step, _) in systems.items()}
-    for step in turns.values():
-        for _ in range(FIRST):
-            step()
-    return {"program": name, "milliseconds": medians(turns, rounds), "fault": fault}
-
-
 System = tuple[Callable[[], Any], Callable[[], Tensor]]
 """A step, and the value of one."""
 
 
-def _alone(name: str, size: int, mesh: Any) -> System:
+def _times(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
     step, make = PROGRAMS[name]
-    torch.manual_seed(1)
-    model, field = make(), field_of(size)
-    turn = (lambda: step(model, field)) if mesh.rank == 0 else (lambda: None)
-    return turn, lambda: step(model, field)
+
+    def of(system: Callable[..., System], *more: Any) -> System:
+        torch.manual_seed(1)
+        return system(step, make(), field_of(size), *more)
+
+    systems = {"one process": of(_alone, mesh), "weft": of(_weft, mesh),
+               "gathered": of(_gathered, mesh)}
+    due = systems["one process"][1]()
+    assert torch.allclose(systems["weft"][1](), due, rtol=1e-4, atol=1e-5)
+    dtensor = of(_dtensor, 3 if name == "U-Net" else 2)  # its convolutions cut the last dim alone
+    fault = fault_of(dtensor[1], due)
+    if fault is None:
+        systems["DTensor"] = dtensor
+    turns = {system: step for system, (step, _) in systems.items()}
+    for turn in turns.values():
+        for _ in range(FIRST):
+            turn()
+    return {"program": name, "milliseconds": medians(turns, rounds), "fault": fault}
 
 
-def _weft(name: str, size: int, mesh: Any) -> System:
-    step, make = PROGRAMS[name]
-    torch.manual_seed(1)
-    model = weft.distribute_module(make(), mesh)
-    field: Any = weft.distribute_tensor(field_of(size), mesh, weft.P(None, None, "x"))
-    turn = _turns(lambda field: step(model, field), field)
-    def value() -> Tensor:
-        out: Any = step(model, field)
-        return out.full_tensor()
-
-    return turn, value
+def _alone(step: Any, model: Any, full: Tensor, mesh: Any) -> System:
+    turn = (lambda: step(model, full)) if mesh.rank == 0 else (lambda: None)
+    return turn, lambda: step(model, full)
 
 
-def _turns(step: Callable[[Any], Any], field: Any) -> Callable[[], None]:
+def _weft(step: Any, model: Any, full: Tensor, mesh: Any) -> System:
+    weft.distribute_module(model, mesh)
+    field = weft.distribute_tensor(full, mesh, weft.P(None, None, "x"))
+    return _turns(step, model, field), lambda: step(model, field).full_tensor()
+
+
+def _turns(step: Any, model: Any, field: Any) -> Callable[[], None]:
     """Each turn on a field of its own, as in a loop."""
     def turn() -> None:
         with torch.no_grad():
             fresh = field.clone()
-        step(fresh)
+        step(model, fresh)
 
     return turn
 
 
-def _gathered(name: str, size: int, mesh: Any) -> System:
+def _gathered(step: Any, model: Any, full: Tensor, mesh: Any) -> System:
     """The field is gathered, every rank computes all of it and keeps its part."""
-    step, make = PROGRAMS[name]
-    torch.manual_seed(1)
-    model = make()
-    field = weft.distribute_tensor(field_of(size), mesh, weft.P(None, None, "x"))
+    field = weft.distribute_tensor(full, mesh, weft.P(None, None, "x"))
 
     def turn() -> Tensor:
-        full = step(model, field.full_tensor())
+        out = step(model, field.full_tensor())
         first, last = field.sharding.box(mesh.rank)[2]
-        return full[:, :, first:last].clone()
+        return out[:, :, first:last].clone()
 
     return turn, lambda: step(model, field.full_tensor())
 
 
-def _dtensor(name: str, size: int) -> System:
-    step, make = PROGRAMS[name]
-    torch.manual_seed(1)
+def _dtensor(step: Any, model: Any, full: Tensor, dim: int) -> System:
     line = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    model: Any = distribute_module(make(), line)
-    columns = Shard(3) if name == "U-Net" else Shard(2)  # its convolutions cut the last dim alone
-    field: Any = distribute_tensor(field_of(size), line, [columns])
-
-    def value() -> Tensor:
-        out: Any = step(model, field)
-        return out.redistribute(line, [Replicate()]).to_local()
-
-    return _turns(lambda field: step(model, field), field), value
+    distribute_module(model, line)
+    field: Any = distribute_tensor(full, line, [Shard(dim)])
+    return _turns(step, model, field), lambda: step(model, field).full_tensor()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,47 +76,38 @@ _sizes = itertools.count(5)
 _names = itertools.count()
 
 
-def _added(run: Callable[[], Any]) -> float:
-    """Nanoseconds that the first of two equal calls takes longer than the second."""
-    first = once(run)
-    return first - once(run)
-
-
-def _miss(call: Call, names: tuple[str, ...]) -> float:
+def _never_seen() -> Lay:
     empty_caches()
-    mesh = weft.init_mesh({f"axis{next(_names)}": world.NUM_RANKS}, device_type="cpu")
-    have = operands(next(_sizes), lay_weft(mesh))
-    return _added(lambda: call(*(have[name] for name in names)))
+    return lay_weft(
+        weft.init_mesh({f"axis{next(_names)}": world.NUM_RANKS}, device_type="cpu"))
 
 
-def _dtensor_miss(call: Call, names: tuple[str, ...]) -> float:
-    mesh = init_device_mesh("cpu", (world.NUM_RANKS,), mesh_dim_names=(f"axis{next(_names)}",))
-    have = operands(next(_sizes), lay_dtensor(mesh))
-    return _added(lambda: call(*(have[name] for name in names)))
+def _dtensor_never_seen() -> Lay:
+    return lay_dtensor(
+        init_device_mesh("cpu", (world.NUM_RANKS,), mesh_dim_names=(f"axis{next(_names)}",)))
 
 
-def _new_size(call: Call, names: tuple[str, ...], lay: Lay) -> float:
-    have = operands(next(_sizes), lay)
-    return _added(lambda: call(*(have[name] for name in names)))
-
-
-def _median(measure: Callable[[], float], num: int, warm_up: int = 3) -> float:
-    for _ in range(warm_up):
-        measure()
-    return statistics.median(measure() for _ in range(num)) / 1e3
+def _added(name: str, lay_of: Callable[[], Lay], num: int) -> float:
+    """Microseconds that the first of two equal calls takes longer than the second, in the median;
+    each time of new sizes."""
+    call, names = CALLS[name]
+    found = []
+    for _ in range(3 + num):  # the first three warm up
+        have = operands(next(_sizes), lay_of())
+        run = partial(call, *[have[name] for name in names])
+        first = once(run)
+        found.append(first - once(run))
+    return statistics.median(found[3:]) / 1e3
 
 
 def _row(name: str, num_rounds: int) -> Row:
-    call, names = CALLS[name]
     num = max(5, num_rounds)
-    miss = _median(lambda: _miss(call, names), num)
-    new = _median(lambda: _new_size(call, names, lay_weft(world.weft_line())), num)
+    miss = _added(name, _never_seen, num)
+    new = _added(name, lambda: lay_weft(world.weft_line()), num)
     times = {"weft, first": miss, "weft, new size": new}
     if name != "sdpa":  # DTensor has no strategy for it on a CPU
-        times["DTensor, first"] = _median(lambda: _dtensor_miss(call, names), num)
-        times["DTensor, new size"] = _median(
-            lambda: _new_size(call, names, lay_dtensor(world.line())), num
-        )
+        times["DTensor, first"] = _added(name, _dtensor_never_seen, num)
+        times["DTensor, new size"] = _added(name, lambda: lay_dtensor(world.line()), num)
     return Row(name, times, [
         Figure("first-time miss", miss / 1e3, MISS_MS, "ms"),
         Figure("new size", new, NEW_SIZE_US, "µs"),

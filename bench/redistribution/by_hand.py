@@ -17,13 +17,14 @@ from torch import Tensor
 
 from weft.core import Layout
 
-__all__ = ["ByHand", "Exchange", "hand_written"]
+__all__ = ["ByHand", "Exchange", "gather_even", "hand_written", "scatter_even"]
 
 Box = tuple[tuple[int, int], ...]
 Way = Callable[[Tensor], Tensor]
 
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_even: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_even: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By their newer names, where torch has them."""
 
 
 def hand_written(src: Layout, dst: Layout, rank: int) -> dict[str, tuple[Way, Way]]:
@@ -46,7 +47,7 @@ def hand_written(src: Layout, dst: Layout, rank: int) -> dict[str, tuple[Way, Wa
 def _gathered(shape: tuple[int, ...]) -> Way:
     def run(x: Tensor) -> Tensor:
         out = x.new_empty(shape)
-        _gather(out, x)
+        gather_even(out, x)
         return out
 
     return run
@@ -65,7 +66,7 @@ def _reduce_scattered(dst: Layout, rank: int) -> Way:
     def run(x: Tensor) -> Tensor:
         out = x.new_empty(shape)
         if even:
-            _scatter(out, x)
+            scatter_even(out, x)
         else:
             dist.reduce_scatter(out, list(x.split(rows)))
         return out

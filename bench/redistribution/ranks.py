@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import weft
-from bench.by_turns import Times, as_rank, by_turns
+from bench.by_turns import Times, anywhere, as_rank, by_turns
 from bench.collectives import Collectives
 from bench.redistribution.by_hand import ByHand, Way, hand_written
 from bench.redistribution.rows import ROWS, Row, layouts_of
@@ -41,7 +41,7 @@ class _System:
     forward: Call
     both: Call
     received: int | None
-    fault: str = ""
+    fault: str | None = None
 
 
 def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
@@ -97,7 +97,7 @@ def _weft(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -> _
 
     with Collectives() as seen:
         got = forward().to_local()
-    fault = _somewhere("" if torch.equal(got, due) else "wrong")
+    fault = anywhere(None if torch.equal(got, due) else "wrong")
     return _System(forward, both, _sum(seen.received), fault)
 
 
@@ -115,7 +115,7 @@ def _by_hand(ways: tuple[Way, Way], before: Tensor, due: Tensor, counts: bool) -
 
     with Collectives() if counts else nullcontext() as seen:
         got = forward()
-    fault = _somewhere("" if torch.equal(got, due) else "wrong")
+    fault = anywhere(None if torch.equal(got, due) else "wrong")
     return _System(forward, both, _sum(seen.received) if seen else None, fault)
 
 
@@ -128,11 +128,11 @@ def _dtensor(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -
         with torch.no_grad(), seen:
             cotangent = x.redistribute(placements=target)
             got = cotangent.to_local()
-        fault = "" if got.shape == due.shape and torch.equal(got, due) else "wrong"
+        fault = None if torch.equal(got, due) else "wrong"
     except (RuntimeError, ValueError, NotImplementedError):
         fault = "refused"
-    fault = _somewhere(fault)
-    if fault:
+    fault = anywhere(fault)
+    if fault is not None:
         return _System(int, int, None, fault)
 
     def both() -> None:
@@ -150,16 +150,6 @@ def _sum(mine: int) -> int:
     total = torch.tensor([mine])
     dist.all_reduce(total)
     return int(total)
-
-
-_FAULTS = ("", "wrong", "refused")
-
-
-def _somewhere(fault: str) -> str:
-    """The worst that happened to any rank, so that all ranks go on alike."""
-    worst = torch.tensor([_FAULTS.index(fault)])
-    dist.all_reduce(worst, dist.ReduceOp.MAX)
-    return _FAULTS[int(worst)]
 
 
 def _times(systems: Mapping[str, Call], num_rounds: int, calls: int) -> Times:

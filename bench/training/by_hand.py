@@ -14,11 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.redistribution.by_hand import ByHand, gather_even, scatter_even
 from bench.training.models import HEAD_WIDTH
-
-_gather_even: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_even: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By their newer names, where torch has them."""
 
 __all__ = ["Enter", "Leave", "in_one_bucket", "norms_of", "tensor_parallel"]
 
@@ -80,39 +77,25 @@ class Leave(torch.autograd.Function):
 def _gathered(x: Tensor) -> Tensor:
     num = dist.get_world_size()
     out = x.new_empty(num * x.shape[0], *x.shape[1:])
-    _gather_even(out, x.contiguous())
+    gather_even(out, x.contiguous())
     return torch.cat(out.chunk(num), 1)
 
 
 def _scattered(x: Tensor) -> Tensor:
     parts = torch.cat(x.chunk(dist.get_world_size(), 1))
     out = x.new_empty(x.shape[0], x.shape[1] // dist.get_world_size(), x.shape[2])
-    _scatter_even(out, parts)
+    scatter_even(out, parts)
     return out
 
 
-class _Gather(torch.autograd.Function):
+def _whole(x: Tensor) -> Any:
     """The whole sequence; backward sums and scatters."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _gathered(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return _scattered(gradient)
+    return ByHand.apply(x, _gathered, _scattered)
 
 
-class _Scatter(torch.autograd.Function):
+def _part(x: Tensor) -> Any:
     """A part of the sum; backward gathers."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _scattered(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return _gathered(gradient)
+    return ByHand.apply(x, _scattered, _gathered)
 
 
 def tensor_parallel(stack: Any, sequences: bool) -> nn.Module:
@@ -123,8 +106,8 @@ def tensor_parallel(stack: Any, sequences: bool) -> nn.Module:
             _keep(getattr(layer, name), 0, rank, num)
         for name in ("out", "down"):
             _keep(getattr(layer, name), 1, rank, num)
-    enter, leave = (_Gather, _Scatter) if sequences else (Enter, Leave)
-    stack.layers = nn.ModuleList(_Block(one, enter.apply, leave.apply) for one in stack.layers)
+    enter, leave = (_whole, _part) if sequences else (Enter.apply, Leave.apply)
+    stack.layers = nn.ModuleList(_Block(one, enter, leave) for one in stack.layers)
     return stack
 
 

@@ -33,7 +33,7 @@ from bench.training import by_hand
 from bench.training.models import MODELS, Shape
 from weft import P
 
-__all__ = ["WAYS", "Trained", "Way", "make", "tables"]
+__all__ = ["WAYS", "Trained", "Way", "make", "table_of"]
 
 
 @dataclass(slots=True)
@@ -99,10 +99,6 @@ def _mesh(way: str) -> DeviceMesh:
     return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
-def _layers(model: Any) -> Any:
-    return getattr(model, "body", model).layers
-
-
 # weft.
 
 _ROWS = ("*.q", "*.k", "*.v", "*.up", "*.gate")
@@ -110,7 +106,8 @@ _COLUMNS = ("*.out", "*.down")
 _NORMS = ("*.norm1", "*.norm2", "norm")
 
 
-def tables() -> dict[str, tuple[dict[str, Any], Any, dict[str, Any]]]:
+def tables() -> dict[str, tuple[dict[str, Any], P]]:
+    """Of each way the shardings, and where the batch lies."""
     by_tp = {
         "token.weight": P("tp"), "head.weight": P("tp"),
         **{f"{name}.*": P("tp") for name in _ROWS},
@@ -130,26 +127,30 @@ def tables() -> dict[str, tuple[dict[str, Any], Any, dict[str, Any]]]:
         "*": P("dp"),
     }
     return {
-        "data": ({}, P("dp"), {}),
-        "fully sharded": ({"*": P("dp")}, P("dp"), {}),
-        "tensor": (by_tp, P(), {}),
-        "sequences": (by_styles, P(None, "tp"), {}),
-        "fully sharded x tensor": (both, P("dp"), {}),
+        "data": ({}, P("dp")),
+        "fully sharded": ({"*": P("dp")}, P("dp")),
+        "tensor": (by_tp, P()),
+        "sequences": (by_styles, P(None, "tp")),
+        "fully sharded x tensor": (both, P("dp")),
     }
+
+
+def table_of(way: str, model: nn.Module) -> dict[str, Any]:
+    """The shardings of a way, of what the model has."""
+    names = [name for name, _ in (*model.named_parameters(), *model.named_modules())]
+    return {one: spec for one, spec in tables()[way][0].items() if fnmatch.filter(names, one)}
 
 
 def _weft(way: str) -> Make:
     def made(model: str, shape: Shape) -> Trained:
         mesh = weft.init_mesh(dict(zip(*reversed(WAYS[way].axes(dist.get_world_size())))))
-        table, spec, more = tables()[way]
+        _, spec = tables()[way]
         rows = shape.batch * WAYS[way].parts(dist.get_world_size())
         plain, given, loss = _plain(model, shape, rows)
-        names = [name for name, _ in (*plain.named_parameters(), *plain.named_modules())]
-        table = {one: spec for one, spec in table.items() if fnmatch.filter(names, one)}
+        table = table_of(way, plain)
         spec = P() if model == "Llama" and way == "sequences" else spec
         placed = weft.distribute_tensor(given, mesh, spec, src_data_rank=None)
-        sharded = weft.distribute_module(plain, mesh, shardings=table, src_data_rank=None,
-                                         **more)
+        sharded = weft.distribute_module(plain, mesh, shardings=table, src_data_rank=None)
         return Trained(sharded, placed, loss)
 
     return made
@@ -157,13 +158,19 @@ def _weft(way: str) -> Make:
 
 # Others.
 
-def _ddp(model: str, shape: Shape) -> Trained:
+def _of_batch(model: str, shape: Shape) -> tuple[nn.Module, Tensor, Any]:
+    """A plain model, and this rank's part of the batch."""
     num = dist.get_world_size()
     plain, given, loss = _plain(model, shape, shape.batch * num)
+    return plain, _block(given, 0, dist.get_rank(), num), loss
+
+
+def _ddp(model: str, shape: Shape) -> Trained:
+    plain, mine, loss = _of_batch(model, shape)
     wrapped = DistributedDataParallel(plain, gradient_as_bucket_view=True)
     if dist.get_backend() == "fake":  # which gives no tensor back, as DDP's own hook would like
         wrapped.register_comm_hook(None, _fake_hook)
-    return Trained(wrapped, _block(given, 0, dist.get_rank(), num), loss, after=_mean)
+    return Trained(wrapped, mine, loss, after=_mean)
 
 
 def _fake_hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -177,13 +184,14 @@ _fake_hook.__annotations__.clear()  # which DDP would like to be no texts
 
 
 def _fsdp(model: str, shape: Shape) -> Trained:
-    num = dist.get_world_size()
-    plain, given, loss = _plain(model, shape, shape.batch * num)
-    mesh = _mesh("fully sharded")
-    for layer in _layers(plain):
+    plain, mine, loss = _of_batch(model, shape)
+    return Trained(_fully_sharded(plain, _mesh("fully sharded")), mine, loss, after=_mean)
+
+
+def _fully_sharded(plain: Any, mesh: DeviceMesh) -> nn.Module:
+    for layer in getattr(plain, "body", plain).layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(plain, mesh=mesh)
-    return Trained(plain, _block(given, 0, dist.get_rank(), num), loss, after=_mean)
+    return fully_shard(plain, mesh=mesh)
 
 
 def _plan(sequences: bool) -> dict[str, Any]:
@@ -239,19 +247,16 @@ def _fsdp_of_dtensor(model: str, shape: Shape) -> Trained:
     mesh = _mesh("fully sharded x tensor")
     plain, given, loss = _plain(model, shape, shape.batch * mesh.size(0))
     _parallelized(plain, mesh["tp"], False)
-    for layer in _layers(plain):
-        fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(plain, mesh=mesh["dp"])
+    _fully_sharded(plain, mesh["dp"])
     mine = _block(given, 0, mesh.get_local_rank("dp"), mesh.size(0))
     around = loss_parallel if model == "Llama" else nullcontext
     return Trained(plain, mine, loss, around, lambda loss: _mean(loss, mesh.get_group("dp")))
 
 
 def _data_by_hand(model: str, shape: Shape) -> Trained:
-    num = dist.get_world_size()
-    plain, given, loss = _plain(model, shape, shape.batch * num)
-    mine = _block(given, 0, dist.get_rank(), num)
-    return Trained(plain, mine, loss, after=by_hand.in_one_bucket(plain.parameters(), num))
+    plain, mine, loss = _of_batch(model, shape)
+    summed = by_hand.in_one_bucket(plain.parameters(), dist.get_world_size())
+    return Trained(plain, mine, loss, after=summed)
 
 
 def _tensor_by_hand(sequences: bool) -> Make:

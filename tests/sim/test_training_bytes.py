@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 import weft
 from bench.training.models import MODELS, Shape
-from bench.training.systems import tables
+from bench.training.systems import table_of
 from weft import P
 
 SHAPE = Shape(layers=2, width=64, batch=2, length=32)
@@ -24,10 +23,7 @@ def one_step(mesh: Any, spec: P) -> Any:
     what = MODELS["blocks"]
     model = what.make(SHAPE)
     given = weft.distribute_tensor(what.given(SHAPE, SHAPE.batch * mesh.shape[0]), mesh, spec)
-    names = [name for name, _ in model.named_parameters()]
-    table = {name: spec for name, spec in tables()["fully sharded x tensor"][0].items()
-             if fnmatch.filter(names, name)}
-    weft.distribute_module(model, mesh, shardings=table)
+    weft.distribute_module(model, mesh, shardings=table_of("fully sharded x tensor", model))
     with weft.explain() as log:
         what.loss(model(given), given).backward()
     return log.nbytes, {
