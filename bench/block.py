@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import weft
 from bench import world
-from bench.item import Figure, Row, timed
-from bench.timing import Times
+from bench.timing import Figure, Row, Times, timed
 from bench.training.by_hand import Enter, Leave, in_one_bucket
 from weft import ShardTensor
 

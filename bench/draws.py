@@ -13,7 +13,7 @@ import torch
 
 import weft
 from bench import world
-from bench.item import Figure, Row, timed
+from bench.timing import Figure, Row, timed
 from weft import P
 from weft.rng import Source, samples
 

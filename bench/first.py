@@ -21,8 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import weft
 from bench import world
-from bench.item import Figure, Row
-from bench.timing import once
+from bench.timing import Figure, Row, once
 from bench.world import Lay, lay_dtensor, lay_weft
 
 MISS_MS, NEW_SIZE_US = 5.0, 150.0

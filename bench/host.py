@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import weft
 from bench import world
-from bench.item import Figure, Row, timed
+from bench.timing import Figure, Row, timed
 from weft import Layout, P, ShardTensor
 
 SIDE = 16

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import weft
 from bench import world
-from bench.item import Figure, Row
+from bench.timing import Figure, Row
 from weft import ShardTensor
 
 NUM_STEPS = 10_000

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate
 
 from bench import world
-from bench.item import Figure, Row, timed
-from bench.timing import Times
+from bench.timing import Figure, Row, Times, timed
 from bench.training.by_hand import in_one_bucket
 
 ROWS, WIDTH = 8, 8

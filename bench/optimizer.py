@@ -9,8 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import world
-from bench.item import Figure, Row, timed
-from bench.timing import Times
+from bench.timing import Figure, Row, Times, timed
 
 NUM_PARAMETERS, SIDE = 50, 8
 TO_PLAIN = 1.3

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from bench.item import Row
 from bench.options import read_sizes
 from bench.redistribution import table
-from bench.redistribution.measured import Measured
 from bench.redistribution.rows import ROWS
+from bench.redistribution.table import Measured
+from bench.timing import Row
 from weft.cli.launch import events
 from weft.cli.terminal import RefusedError, explained
 

@@ -1,29 +1,32 @@
-"""`weft bench calls`: the cost of a call, side by side."""
+"""`weft bench calls`: the cost of a call, side by side, as tables and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+import torch
 from rich.console import Console
+from rich.table import Table
 
 from bench import (
     block,
     draws,
     first,
     host,
-    lengths,
     memory,
     mlp,
     models,
     optimizer,
     redistribute,
-    report,
     world,
 )
 from bench import calls as one_call
-from bench.item import Row
+from bench.timing import Figure, Row
 
 __all__ = ["ITEMS", "calls"]
 
@@ -38,9 +41,17 @@ ITEMS: dict[str, Callable[[int], list[Row]]] = {
     "redistribute": redistribute.measure,
     "draws": draws.measure,
     "models": models.measure,
-    "lengths": lengths.measure,
+    "lengths": models.measure_lengths,
 }
 """Name of an item -> what measures it in so many rounds."""
+
+
+_HEADER = (
+    "One process, one thread, rank 0 of a world of {ranks} whose collectives return at once "
+    '(torch\'s "fake" backend), for every system alike: what is timed is the work of the '
+    "process, as CPU time.\nMedians of {rounds} interleaved rounds; ratios and differences are "
+    "medians over the rounds."
+)
 
 
 @click.command()
@@ -51,15 +62,82 @@ def calls(only: tuple[str, ...], rounds: int, json_path: Path | None) -> None:
     """The cost of a call beside plain torch, a no-op wrapper, hand-written SPMD and DTensor."""
     world.start()
     console = Console()
-    console.print(report.HEADER.format(ranks=world.NUM_RANKS, rounds=rounds), style="dim")
+    console.print(_HEADER.format(ranks=world.NUM_RANKS, rounds=rounds), style="dim")
     measured: dict[str, list[Row]] = {}
     for name in only or ITEMS:
         with console.status(name):
             measured[name] = ITEMS[name](rounds)
-        report.show(console, name, measured[name])
+        _show(console, name, measured[name])
     figures = [figure for rows in measured.values() for row in rows for figure in row.figures]
     met = sum(figure.is_met for figure in figures)
     console.print(f"{met} of {len(figures)} figures met")
     if json_path is not None:
-        report.write_json(json_path, measured, rounds)
+        _write_json(json_path, measured, rounds)
         console.print(f"written to {json_path}")
+
+
+def _show(console: Console, item: str, rows: list[Row]) -> None:
+    """One table an item: microseconds per system, the ratio to plain, the figures to reach."""
+    systems = list(dict.fromkeys(system for row in rows for system in row.times_us))
+    if len(rows) == 1:
+        table = _one_row(item, rows[0])
+    else:
+        table = Table(title=item, title_justify="left")
+        table.add_column("µs")
+        for system in systems:
+            table.add_column(system, justify="right")
+        table.add_column("figures to reach")
+        for row in rows:
+            times = [_number(row.times_us.get(system)) for system in systems]
+            table.add_row(row.name, *times, "\n".join(map(_figure, row.figures)))
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"  {row.name}: {row.note}", style="dim")
+
+
+def _one_row(item: str, row: Row) -> Table:
+    table = Table(title=f"{item}: {row.name}", title_justify="left")
+    for column in ("system", "µs", "to plain"):
+        table.add_column(column, justify="left" if column == "system" else "right")
+    table.add_column("figures to reach")
+    figures = {"weft": "\n".join(map(_figure, row.figures))}
+    for place, (system, time) in enumerate(row.times_us.items()):
+        plain = row.times_us.get("plain")
+        ratio = f"{time / plain:.2f}x" if plain else ""
+        text = figures.get(system, "") if "weft" in row.times_us else (
+            "\n".join(map(_figure, row.figures)) if place == 0 else ""
+        )
+        table.add_row(system, _number(time), ratio, text)
+    return table
+
+
+def _figure(figure: Figure) -> str:
+    colour, verdict = ("green", "met") if figure.is_met else ("red", "not met")
+    return (
+        f"{figure.what}: {figure.value:.2f} {figure.unit}, at most {figure.limit:g} "
+        f"[{colour}]{verdict}[/{colour}]"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _write_json(path: Path, items: Mapping[str, list[Row]], num_rounds: int) -> None:
+    """Everything that was measured, for comparing runs."""
+    content = {
+        "torch": torch.__version__, "python": platform.python_version(),
+        "machine": platform.machine(), "rounds": num_rounds,
+        "items": {
+            item: [
+                {**asdict(row), "figures": [
+                    {**asdict(figure), "met": figure.is_met} for figure in row.figures]}
+                for row in rows
+            ]
+            for item, rows in items.items()
+        },
+    }
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

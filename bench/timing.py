@@ -1,4 +1,5 @@
-"""Interleaved timing: in every round each system takes its turn, so that drift hits all alike.
+"""Interleaved timing: in every round each system takes its turn, so that drift hits all alike; and
+what is measured of an item, as rows with figures to reach.
 
 A turn has the same number of calls for every system: its first call finds the processor's caches
 full of what the system before it did, and costs more. Turns of one length would charge that to a
@@ -14,7 +15,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Run = Callable[[], object]
 
@@ -43,6 +44,30 @@ class Times:
         return statistics.median(mine - other for mine, other in pairs) / 1e3
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure to reach: what was measured against the most that it may be."""
+
+    what: str
+    value: float
+    limit: float
+    unit: str = "x"
+
+    @property
+    def is_met(self) -> bool:
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An item's outcome: microseconds per system, and its figures."""
+
+    name: str
+    times_us: Mapping[str, float]
+    figures: list[Figure] = field(default_factory=list)
+    note: str = ""
+
+
 def interleave(systems: Mapping[str, Run], num_rounds: int) -> Times:
     """Time every system `num_rounds` times, round robin, after a warm-up, without the collector."""
     calls = min(_calls_per_turn(run) for run in systems.values())
@@ -57,6 +82,18 @@ def interleave(systems: Mapping[str, Run], num_rounds: int) -> Times:
     finally:
         gc.enable()
     return Times(rounds)
+
+
+def timed(
+    name: str,
+    systems: Mapping[str, Run],
+    num_rounds: int,
+    judge: Callable[[Times], list[Figure]] = lambda times: [],
+    note: str = "",
+) -> Row:
+    """Time the systems side by side and judge the times."""
+    times = interleave(systems, num_rounds)
+    return Row(name, {system: times.median(system) for system in systems}, judge(times), note)
 
 
 def once(run: Run) -> float:

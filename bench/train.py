@@ -11,7 +11,7 @@ from typing import Any
 import click
 import torch
 
-from bench.item import Figure
+from bench.timing import Figure
 from bench.training.counting import count
 from bench.training.models import MODELS, Shape
 from bench.training.systems import WAYS

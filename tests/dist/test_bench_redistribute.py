@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.redistribution.measured import Measured
 from bench.redistribution.ranks import measure
 from bench.redistribution.rows import GRID, LINE, ROWS, Row, layouts_of, shape_of
+from bench.redistribution.table import Measured
 from tests.dist.test_cli import refused, start
 from tests.gloo import GlooWorld
 from weft.core import Layout, Mesh

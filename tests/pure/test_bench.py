@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.item import Figure
-from bench.timing import Times, interleave, once
+from bench.timing import Figure, Times, interleave, once
 
 
 def test_ratios_and_differences_are_taken_within_rounds() -> None:

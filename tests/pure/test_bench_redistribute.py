@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.redistribution import table
-from bench.redistribution.measured import Measured
 from bench.redistribution.rows import ROWS, layouts_of
+from bench.redistribution.table import Measured
 
 TABLE = """\
 4 ranks, 1 MiB of float32, 3 rounds
