@@ -111,7 +111,7 @@ def _times(
     cases = [(way, model, asdict(shape), part) for way in ways for model in models
              for shape in shapes for part in _PARTS.get(way, ["step"])]
     asked = {"ranks": ranks, "rounds": rounds, "cases": cases}
-    for (_, _, shape, _), event in zip(cases, events(ranks, _RANKS, asked)):
+    for event, (_, _, shape, _) in zip(events(ranks, _RANKS, asked), cases):
         yield from _timed(event, Shape(**shape))
 
 
