@@ -160,6 +160,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "by steps": lambda: nn.LSTM(24, 40, proj_size=8).double(),
     "gru": lambda: nn.GRU(24, 20, 2, bidirectional=True, dropout=0.1),
     "rnn": lambda: nn.RNN(24, 20, bidirectional=True),
+    "without biases": lambda: nn.GRU(24, 20, bias=False),  # each step's product would be the peak
 }
 
 
