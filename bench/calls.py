@@ -28,7 +28,6 @@ CALLS: dict[str, tuple[str | None, Callable[..., Callable[[], object]]]] = {
 }
 """The method that a subclass may define, and the call on x and y (rows cut) and w (whole)."""
 
-
 _make = torch.Tensor._make_wrapper_subclass
 
 

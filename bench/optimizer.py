@@ -34,7 +34,7 @@ _LAYS: dict[str, Callable[[], world.Lay]] = {
 }
 
 
-def optimizer(system: str, foreach: bool = True) -> torch.optim.Optimizer:
+def optimizer(system: str) -> torch.optim.Optimizer:
     """AdamW whose parameters have gradients, after its first step."""
     torch.manual_seed(0)
     lay, leaves = _LAYS[system](), []
@@ -42,7 +42,7 @@ def optimizer(system: str, foreach: bool = True) -> torch.optim.Optimizer:
         leaf = lay(torch.randn(SIDE, SIDE), 0).requires_grad_()
         leaf.grad = lay(torch.randn(SIDE, SIDE), 0)
         leaves.append(leaf)
-    made = torch.optim.AdamW(leaves, lr=1e-3, foreach=foreach)
+    made = torch.optim.AdamW(leaves, lr=1e-3, foreach=True)
     made.step()
     return made
 

@@ -45,7 +45,6 @@ ITEMS: dict[str, Callable[[int], list[Row]]] = {
 }
 """Name of an item -> what measures it in so many rounds."""
 
-
 _HEADER = (
     "One process, one thread, rank 0 of a world of {ranks} whose collectives return at once "
     '(torch\'s "fake" backend), for every system alike: what is timed is the work of the '

@@ -44,7 +44,7 @@ class _System:
     fault: str | None = None
 
 
-def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
+def _rows(asked: Any) -> Iterator[Mapping[str, Any]]:
     for row in ROWS:
         if row.mesh.size() == asked["num_ranks"] and row.name in asked["rows"]:
             for nbytes in asked["sizes"]:
@@ -159,4 +159,4 @@ def _times(systems: Mapping[str, Call], num_rounds: int, calls: int) -> Times:
 
 
 if __name__ == "__main__":
-    as_rank(_measured)
+    as_rank(_rows)

@@ -23,7 +23,7 @@ _FIRST = 3
 """Steps before the clock."""
 
 
-def _measured(asked: Any) -> Iterator[Mapping[str, Any]]:
+def _cases(asked: Any) -> Iterator[Mapping[str, Any]]:
     weft.init_mesh({"all": asked["ranks"]})
     for way, model, shape, part in asked["cases"]:
         yield measured(way, model, Shape(**shape), part, asked["rounds"])
@@ -77,4 +77,4 @@ PARTS: dict[str, Callable[[Trained], Callable[[], Any]]] = {
 
 
 if __name__ == "__main__":
-    as_rank(_measured)
+    as_rank(_cases)
