@@ -38,7 +38,7 @@ def test_digests() -> None:
     same = [ask(rank) for rank in range(3)]
     assert {len(one) for one in same} == {DIGEST_NBYTES}
     assert agree(same)
-    assert not agree([*same[:2], ask(2, "scatter")])
+    assert not agree([*same[:2], ask(2, "exchange")])
     assert not agree([*same[:2], ask(2, send=(1, 2, 4))])
     assert not agree([*same[:2], ask(2, recv=(3, 3, 2))])
     assert not agree([*same[:2], ask(2, send=(2, 1, 3))])  # the same elements in all

@@ -249,7 +249,7 @@ def test_recording_counts_what_one_rank_of_many_receives() -> None:
         Recorded("all_to_all", ("tp",), 33 * 4),
         Recorded("broadcast", ("tp",), 24),
         Recorded("broadcast", ("tp",), 0),
-        Recorded("scatter", ("tp",), 40),
+        Recorded("all_to_all", ("tp",), 40),
     ]
     assert tp.exchange("value") == ["value"] * 8
     alone = RecordingWorld(0, Mesh((2,))).bind(Mesh((2,)), "cpu")

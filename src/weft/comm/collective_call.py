@@ -64,7 +64,6 @@ _FACTS = {
     "new_group": (),
     "reduce_scatter": ("kind", "dtype", "list of sizes"),
     "replicas": ("list of tensors", _VALUES),
-    "scatter": ("dtype", "list of sizes", "source"),
 }
 """The names of the facts of each collective, in the order of `CollectiveCall.facts`."""
 

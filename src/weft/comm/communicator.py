@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -196,16 +197,14 @@ class Communicator(ABC):
         self, x: Tensor | None, sizes: Sequence[int], source: int, dtype: torch.dtype
     ) -> Tensor:
         """The rank at position `source` sends rank i `sizes[i]` elements; the others pass None."""
-        if self.debug.on:
-            self._agree("scatter", dtype, tuple(sizes), source)
-        if x is not None:
-            self._check(x, sum(sizes), sizes)
-            x = x.detach()
-        if self.size == 1 and x is not None:
-            return _copy(x)
-        if sum(sizes) == 0:
-            return torch.empty(0, dtype=dtype, device=self.device)
-        return self._scatter(x if self.index == source else None, tuple(sizes), source, dtype)
+        send: Sequence[int] = (0,) * self.size
+        recv = [0] * self.size
+        recv[source] = sizes[self.index]
+        if x is not None and self.index == source:
+            send = sizes
+        else:
+            x = torch.empty(0, dtype=dtype, device=self.device)
+        return self.all_to_all(x, send, recv)
 
     def exchange(self, value: object) -> list[object]:
         """A small picklable value of every rank, in group order."""
@@ -255,12 +254,12 @@ class Communicator(ABC):
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         """By one all-to-all; overridden where there is a better way."""
-        given = [piece.reshape(-1) for _, piece in sorted(send, key=_place)]
+        given = [piece.reshape(-1) for _, piece in sorted(send, key=itemgetter(0))]
         x = torch.cat(given) if given else torch.empty(0, dtype=dtype, device=self.device)
         finish = self._start_all_to_all(x, self._sizes(send), self._sizes(recv))
 
         def wait() -> None:
-            got, pieces = finish(), sorted(recv, key=_place)
+            got, pieces = finish(), sorted(recv, key=itemgetter(0))
             for (_, piece), part in zip(pieces, got.split([piece.numel() for _, piece in pieces])):
                 piece.copy_(part.view(piece.shape))
 
@@ -268,11 +267,6 @@ class Communicator(ABC):
 
     @abstractmethod
     def _broadcast(self, x: Tensor, source: int) -> Tensor: ...
-
-    @abstractmethod
-    def _scatter(
-        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
-    ) -> Tensor: ...
 
     @abstractmethod
     def _exchange(self, value: object) -> list[object]: ...
@@ -319,10 +313,6 @@ def _done(out: Tensor) -> Finish:
     return lambda: out
 
 
-def _place(piece: tuple[int, Tensor]) -> int:
-    return piece[0]
-
-
 class Alone(Communicator):
     """A group of one rank: it communicates nothing, in any world."""
 
@@ -332,7 +322,7 @@ class Alone(Communicator):
         raise AssertionError("a group of one rank has nothing to communicate")
 
     _start_all_reduce = _start_all_gather = _start_reduce_scatter = _start_all_to_all = _nothing
-    _broadcast = _scatter = _exchange = _nothing
+    _broadcast = _exchange = _nothing
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -214,14 +214,6 @@ class ProcessCommunicator(GroupCalls):
         self._start("broadcast", _broadcast, data, None, group, True, place)()
         return data.view(x.dtype).view(x.shape)
 
-    def _scatter(
-        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
-    ) -> Tensor:
-        given = torch.empty(0, dtype=dtype, device=self.device) if x is None else x
-        send = (0,) * self.size if x is None else sizes
-        recv = tuple(sizes[self.index] if i == source else 0 for i in range(self.size))
-        return self._start_all_to_all(given, send, recv)()
-
     def _exchange(self, value: object) -> list[object]:
         data = pickle.dumps(value)
         head = len(data).to_bytes(8, "little")

@@ -158,13 +158,6 @@ class RecordingCommunicator(Communicator):
         self._record("broadcast", x, source)
         return self._made(x.clone) if x.is_meta else torch.zeros_like(x)
 
-    def _scatter(
-        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
-    ) -> Tensor:
-        mine = torch.zeros(sizes[self.index], dtype=dtype, device=self.device)
-        self._record("scatter", x, sizes, source, dtype)
-        return mine
-
     def _exchange(self, value: object) -> list[object]:
         self._record("exchange", value)
         return [value] * self.size

@@ -154,14 +154,6 @@ class SimulatedCommunicator(Communicator):
 
         return self._meet("broadcast", (x.dtype, tuple(x.shape), source), x, finish)
 
-    def _scatter(
-        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
-    ) -> Tensor:
-        def finish(given: list[Tensor]) -> list[Tensor]:
-            return [piece.clone() for piece in given[source].split(sizes)]
-
-        return self._meet("scatter", (dtype, sizes, source), x, finish)
-
     def _exchange(self, value: object) -> list[object]:
         def finish(given: list[bytes]) -> list[list[object]]:
             return [[pickle.loads(one) for one in given] for _ in given]

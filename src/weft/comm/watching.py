@@ -58,8 +58,6 @@ def received_nbytes(comm: Communicator, op: str, args: Any) -> int:
             return (sum(args[2]) - args[2][index]) * x.element_size()
         case "broadcast":
             return 0 if args[1] == index else x.nbytes
-        case "scatter":
-            return 0 if args[2] == index else args[1][index] * args[3].itemsize
         case "swap":
             return sum(piece.nbytes for _, piece in args[1])
         case _:
@@ -67,7 +65,7 @@ def received_nbytes(comm: Communicator, op: str, args: Any) -> int:
 
 
 _OPS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "exchange",
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "exchange",
     "start_all_reduce", "start_all_gather", "start_reduce_scatter", "swap",
 )
 """The methods that are wrapped."""
