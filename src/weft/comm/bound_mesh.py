@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -18,10 +17,10 @@ import torch
 from torch.distributed import device_mesh
 
 from weft.comm.collective_call import PROCESS, CollectiveCall, Switch
-from weft.comm.communicator import Alone, Communicator
+from weft.comm.communicator import Communicator
 from weft.core import AxisName, Mesh
 from weft.core.counterparts import attribute_elsewhere
-from weft.errors import MeshError, ShardTypeError
+from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 __all__ = ["BoundMesh", "Rows", "World", "innermost_mesh", "live_meshes"]
 
@@ -36,12 +35,16 @@ def live_meshes() -> list[BoundMesh]:
     return list(_live.values())
 
 
-class World(ABC):
-    """All the ranks that can meet, seen from one of them. `debug` switches their debug mode."""
+class World:
+    """All the ranks that can meet, seen from one of them; by itself, a single rank.
+
+    `debug` switches their debug mode; `communicates` is how several ranks do.
+    """
 
     rank: int
     size: int
     debug: Switch = PROCESS
+    communicates: type[Communicator] = Communicator
     global_mesh: Any = None
     """That of calls without one: of a simulated rank, or of all that are processes (`init`)."""
 
@@ -72,21 +75,28 @@ class World(ABC):
         """The first bound mesh of this value, of any device type; None if there is none."""
         return next((have for (value, _), have in self._bound.items() if value == mesh), None)
 
-    def stopped(self, why: str) -> None:  # noqa: B027
+    def stopped(self, why: str) -> None:
         """Tell ranks that will wait for this one why it does not come."""
 
     def call_roll(self, ask: CollectiveCall) -> str:
         """Compare the requests of `ask.ranks` in debug mode; the error to raise on all, or ""."""
         return ""
 
-    @abstractmethod
+    def agree(self, ask: CollectiveCall) -> None:
+        """The same for what this rank requests now; all raise CommunicationError if they differ."""
+        said = self.call_roll(ask.by_now())
+        if said:
+            raise CommunicationError(said)
+
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
     ) -> Communicator:
-        """A communicator over at least two ranks, in this order; `names` are for messages.
+        """A communicator over ranks, in this order; `names` are for messages.
 
         `rows` lists the groups that others make at the same time, this one included.
         """
+        kind = self.communicates if len(ranks) > 1 else Communicator
+        return kind(self, ranks, names, device)
 
     def across(self, one: BoundMesh, *others: BoundMesh) -> Communicator:
         """The communicator over all ranks of several meshes, ascending, in whatever order they are
@@ -102,17 +112,14 @@ class World(ABC):
             if self.rank not in ranks:
                 raise _outside("redistribute", self.rank, " and ".join(map(repr, ends)))
             names = (" and ".join(map(str, (one, *others))),)
-            self._across[key] = (
-                Alone(ranks, 0, names, one.device) if len(ranks) == 1
-                else self.connect(ranks, names, one.device, lambda: [ranks])
-            )
+            self._across[key] = self.connect(ranks, names, one.device, lambda: [ranks])
         return self._across[key]
 
     def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Any:
         """The torch process group of `mesh.group_ranks(axes)`."""
         raise _no_groups("get_group", mesh)
 
-    def adopt(self, device_mesh: Any) -> BoundMesh | None:  # noqa: B027
+    def adopt(self, device_mesh: Any) -> BoundMesh | None:
         """The bound mesh that stands for a torch DeviceMesh; None where there is no such thing."""
 
     def device_mesh(self, mesh: BoundMesh) -> Any:
@@ -187,10 +194,8 @@ class BoundMesh(Mesh):
         comm = self._lines.get(axes)
         if comm is None:
             ranks, names = self._ranks_along(axes, self._inside("comm")), self.names(axes)
-            comm = self._lines[axes] = (
-                Alone(ranks, 0, names, self.device) if len(ranks) == 1
-                else self.world.connect(ranks, names, self.device, lambda: self.rows(axes))
-            )
+            comm = self._lines[axes] = self.world.connect(
+                ranks, names, self.device, lambda: self.rows(axes))
         return comm
 
     def _ranks_along(self, axes: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """The interface of all collectives: one group of ranks in a fixed order.
 
 `Communicator` makes the checks that every implementation needs and handles what needs no
-communication (a group of one rank, nothing to move). An implementation provides the underscored
-methods for at least two ranks. There are three: process groups, simulated, recording.
+communication (nothing to move; a group of one rank, in any world, which needs no more than this).
+An implementation provides the underscored methods for at least two ranks. There are three: process
+groups, simulated, recording.
 
 Buffers are plain tensors. All except those of `all_reduce`, `broadcast` and `swap` are flat and
 contiguous, and sizes count elements. A result never shares memory with an argument. Collectives are
@@ -17,22 +18,23 @@ In debug mode each collective, including empty ones, begins by comparing the req
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from weft.comm.collective_call import PROCESS, CollectiveCall
+from weft.comm.collective_call import CollectiveCall
 from weft.comm.reduction import check_kind
 from weft.core import AxisName
-from weft.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from weft.comm.bound_mesh import World
 
 __all__ = [
-    "Alone", "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "joined",
-    "nothing_to_wait_for", "parts",
+    "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "joined", "nothing_to_wait_for",
+    "parts",
 ]
 
 Pieces = Sequence[tuple[int, Tensor]]
@@ -51,8 +53,8 @@ _TOGETHER_NBYTES = 1 << 18
 """Up to this size, copying into one buffer costs less than another collective's latency."""
 
 
-class Communicator(ABC):
-    """Collectives over one group of ranks.
+class Communicator:
+    """Collectives over one group of ranks of a world.
 
     `ranks` are the members in mesh order; `index` is this rank's position among them. `axes` are
     the mesh axes that the group runs over, for messages and traffic. Buffers that no argument gives
@@ -60,14 +62,14 @@ class Communicator(ABC):
     `swaps_from_nbytes`, pieces are faster by `swap` than in one buffer.
     """
 
-    __slots__ = ("axes", "debug", "device", "index", "ranks", "size", "swaps_from_nbytes")
+    __slots__ = ("axes", "debug", "device", "index", "ranks", "size", "swaps_from_nbytes", "world")
 
     def __init__(
-        self, ranks: tuple[int, ...], index: int, axes: tuple[AxisName, ...], device: torch.device
+        self, world: World, ranks: tuple[int, ...], axes: tuple[AxisName, ...],
+        device: torch.device,
     ) -> None:
-        self.ranks, self.index, self.axes, self.device = ranks, index, axes, device
-        self.size = len(ranks)
-        self.debug = PROCESS
+        self.world, self.ranks, self.axes, self.device = world, ranks, axes, device
+        self.index, self.size, self.debug = ranks.index(world.rank), len(ranks), world.debug
         self.swaps_from_nbytes: float = math.inf
 
     def __repr__(self) -> str:
@@ -218,14 +220,8 @@ class Communicator(ABC):
         """Compare the requests of the ranks of the group before they are carried out; all of them
         raise CommunicationError if they differ."""
         if self.size > 1:
-            ask = CollectiveCall(op, self.axes, self.ranks, facts, send=send, recv=recv)
-            said = self._roll_call(ask.by_now())
-            if said:
-                raise CommunicationError(said)
-
-    def _roll_call(self, ask: CollectiveCall) -> str:
-        """The error of ranks that do not agree, the same on all of them, or ""."""
-        return ""
+            self.world.agree(
+                CollectiveCall(op, self.axes, self.ranks, facts, send=send, recv=recv))
 
     def _check(self, x: Tensor | None, numel: int, sizes: Sequence[int]) -> None:
         assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
@@ -239,6 +235,8 @@ class Communicator(ABC):
     _all_gather: Callable[[Tensor, tuple[int, ...]], Tensor]
     _reduce_scatter: Callable[[Tensor, tuple[int, ...], str], Tensor]
     _all_to_all: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
+    _broadcast: Callable[[Tensor, int], Tensor]
+    _exchange: Callable[[object], list[object]]
 
     def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
         return _done(self._all_reduce(x, kind))
@@ -264,12 +262,6 @@ class Communicator(ABC):
                 piece.copy_(part.view(piece.shape))
 
         return wait
-
-    @abstractmethod
-    def _broadcast(self, x: Tensor, source: int) -> Tensor: ...
-
-    @abstractmethod
-    def _exchange(self, value: object) -> list[object]: ...
 
 
 def _buckets(xs: Sequence[Tensor]) -> list[list[int]]:
@@ -311,18 +303,6 @@ def nothing_to_wait_for() -> None:
 
 def _done(out: Tensor) -> Finish:
     return lambda: out
-
-
-class Alone(Communicator):
-    """A group of one rank: it communicates nothing, in any world."""
-
-    __slots__ = ()
-
-    def _nothing(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("a group of one rank has nothing to communicate")
-
-    _start_all_reduce = _start_all_gather = _start_reduce_scatter = _start_all_to_all = _nothing
-    _broadcast = _exchange = _nothing
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.collective_call import CollectiveCall, lines, timeout
+from weft.comm.collective_call import lines, timeout
 from weft.comm.communicator import Communicator, Wait
 from weft.comm.debug_compare import DebugCompare
 from weft.comm.pending_buffers import lend
-from weft.comm.point_to_point import UnderWay
 from weft.comm.source import source_line
 from weft.core import AxisName
 from weft.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from weft.comm.process_world import ProcessWorld
 
 __all__ = ["GroupCalls", "backend_of", "gave_up"]
 
@@ -29,20 +31,18 @@ class GroupCalls(Communicator):
     """A communicator over one process group, except its collectives."""
 
     group: dist.ProcessGroup | None
+    world: ProcessWorld
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: DebugCompare,
-        under_way: UnderWay, axes: tuple[AxisName, ...], device: torch.device,
+        self, world: ProcessWorld, group: dist.ProcessGroup, ranks: tuple[int, ...],
+        axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
-        super().__init__(ranks, ranks.index(roll.rank), axes, device)
-        self.group, self.roll, self.under_way = group, roll, under_way
+        super().__init__(world, ranks, axes, device)
+        self.group = group
         order = dist.get_process_group_ranks(group)
         self.places = tuple(order.index(member) for member in ranks)
         self.in_order = self.places == tuple(range(self.size))
         self.lends = device.type == "cpu"  # there, a backend works on threads of the process
-
-    def _roll_call(self, ask: CollectiveCall) -> str:
-        return self.roll.call(ask, timeout().total_seconds())
 
     def _start(self, op: str, call: Callable[..., Any], *args: Any) -> Wait:
         """Start something that can be waited for."""
@@ -89,7 +89,7 @@ class GroupCalls(Communicator):
             count = f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
         except RuntimeError:
             count = ""
-        return gave_up(op + count, self.where, error, self.roll, self.ranks)
+        return gave_up(op + count, self.where, error, self.world.roll, self.ranks)
 
 
 def backend_of(group: Any, device_type: str) -> str | None:

@@ -17,14 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.comm.bound_mesh import BoundMesh, Rows, World, check_device_type, innermost_mesh
+from weft.comm.bound_mesh import BoundMesh, World, check_device_type, innermost_mesh
 from weft.comm.collective_call import timeout
-from weft.comm.communicator import Communicator
 from weft.comm.launchers import did_not_meet, environment_of
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
-from weft.core import AxisName, Mesh, P, is_placements
+from weft.core import Mesh, P, is_placements
 from weft.core.arguments import MeshLike
 from weft.core.names import also_called
 from weft.errors import CommunicationError, MeshError, ShardTypeError
@@ -35,19 +34,7 @@ __all__ = [
 ]
 
 
-class SoloWorld(World):
-    """A single rank."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1)
-
-    def connect(
-        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
-    ) -> Communicator:
-        raise AssertionError(f"a world of one rank has no group of ranks {ranks}")
-
-
-_solo = SoloWorld()
+_solo = World(0, 1)
 
 
 def this_world() -> World:

@@ -14,7 +14,7 @@ import inspect
 import math
 import pickle
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,13 @@ from weft.comm.communicator import (
     as_bytes,
     nothing_to_wait_for,
 )
-from weft.comm.debug_compare import DebugCompare
 from weft.comm.group_calls import GroupCalls, backend_of
-from weft.comm.point_to_point import Started, UnderWay
+from weft.comm.point_to_point import Started
 from weft.comm.reduction import reduce_partials
 from weft.core import AxisName, balanced_cuts
+
+if TYPE_CHECKING:
+    from weft.comm.process_world import ProcessWorld
 
 __all__ = ["ProcessCommunicator"]
 
@@ -96,10 +98,10 @@ class ProcessCommunicator(GroupCalls):
     __slots__ = ("exact", "native", "sums")
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: DebugCompare,
-        under_way: UnderWay, axes: tuple[AxisName, ...], device: torch.device,
+        self, world: ProcessWorld, group: dist.ProcessGroup, ranks: tuple[int, ...],
+        axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
-        super().__init__(group, ranks, roll, under_way, axes, device)
+        super().__init__(world, group, ranks, axes, device)
         backend = backend_of(group, device.type) or ""
         self.exact = _EXACT.get(backend, frozenset())
         self.sums = self.exact
@@ -202,7 +204,7 @@ class ProcessCommunicator(GroupCalls):
 
         def start() -> Started:
             started = Started(group, self.places, send, recv)
-            self.under_way.add(started)
+            self.world.under_way.add(started)
             return started
 
         return self._start("all_to_all", start)

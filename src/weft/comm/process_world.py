@@ -29,7 +29,7 @@ from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
 from weft.core import AxisName, Mesh, as_mesh
 from weft.core.scopes import setting
-from weft.errors import CommunicationError, MeshError
+from weft.errors import MeshError
 
 __all__ = ["ProcessWorld", "backend_for", "process_world"]
 
@@ -60,8 +60,10 @@ class ProcessWorld(World):
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
     ) -> Communicator:
+        if len(ranks) == 1:
+            return super().connect(ranks, names, device, rows)
         group = self._group_of(ranks, names, device.type, rows)
-        comm = ProcessCommunicator(group, ranks, self.roll, self.under_way, names, device)
+        comm = ProcessCommunicator(self, group, ranks, names, device)
         self._comms.add(comm)
         return comm
 
@@ -100,7 +102,9 @@ class ProcessWorld(World):
         if splits and sum(map(len, groups)) < self.size:
             raise _cannot_split(groups, self.size)
         mine: Any = None
-        self._agree(tuple(range(self.size)) if splits else ranks, names)
+        if self.debug.on:  # that all members make the group
+            everyone = tuple(range(self.size)) if splits else ranks
+            self.agree(CollectiveCall("new_group", names, everyone, ()))
         for members in groups:
             try:
                 with nullcontext() if splits else _named(members, backend):
@@ -113,14 +117,6 @@ class ProcessWorld(World):
                 raise gave_up("new_group", where, error, self.roll, members) from error
             mine = group if self.rank in members else mine
         return mine
-
-    def _agree(self, ranks: tuple[int, ...], names: tuple[AxisName, ...]) -> None:
-        """In debug mode: check that all members make the group."""
-        if self.debug.on:
-            ask = CollectiveCall("new_group", names, ranks, ())
-            said = self.call_roll(ask.by_now())
-            if said:
-                raise CommunicationError(said)
 
     def _splits(self) -> bool:
         """Whether new groups are split off the default one, which requires all of its ranks."""

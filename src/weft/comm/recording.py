@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.bound_mesh import BoundMesh, World
 from weft.comm.collective_call import Switch
 from weft.comm.communicator import Communicator
 from weft.comm.crew import Crew
@@ -53,69 +53,11 @@ class Recorded:
     it and who receives it."""
 
 
-class RecordingWorld(World):
-    """As many ranks as the mesh needs, of which one records.
-
-    Meshes with the axes of `mesh`, whatever their sizes, stand for it.
-    """
-
-    def __init__(self, rank: int, mesh: Mesh) -> None:
-        super().__init__(rank, mesh.size())
-        self.mesh, self.debug = mesh, Switch(False)
-        self.log: list[Recorded] = []
-        self.heard: Callable[[Recorded, bool], None] | None = None
-        """Called with each collective, and whether the program has asked torch for it."""
-        self.known: Callable[[Tensor], Tensor | None] = lambda _: None
-        self.learn: Callable[[Tensor, Tensor], None] = lambda *_: None
-        """The values of a tensor, where they are known, and where a tensor gets some."""
-        self.crew: Crew | None = None
-        """Who sends this rank messages."""
-        self.registry: Any = None
-        """torch's process groups."""
-        self.at_work = False
-        """Whether what runs now is part of a collective."""
-        self.made: dict[Mesh, None] = {}
-        """The meshes that the program has made itself."""
-
-    def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
-        alike = mesh.ranks is None and set(mesh.axis_names) == set(self.mesh.axis_names)
-        if alike and mesh.axis_names != tuple(range(mesh.ndim)):
-            sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
-            mesh = Mesh({str(name): sizes[name] for name in mesh.axis_names})
-        self.made[mesh] = None
-        return mesh, "meta"
-
-    def adopt(self, device_mesh: Any) -> BoundMesh:
-        return self.bind(*self.meant(as_mesh(device_mesh), "meta"))
-
-    def connect(
-        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
-    ) -> Communicator:
-        return RecordingCommunicator(self, ranks, names, device)
-
-    def record(self, one: Recorded, of_torch: bool = False) -> None:
-        """Add a collective."""
-        self.log.append(one)
-        if self.heard is not None:
-            self.heard(one, of_torch)
-
-    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Any:
-        if self.registry is None:
-            return super().group(mesh, axes)
-        return self.registry.group(mesh.group_ranks(axes), mesh.names(axes))
-
-
 class RecordingCommunicator(Communicator):
     """Records collectives and returns zeros."""
 
-    __slots__ = ("world",)
-
-    def __init__(
-        self, world: RecordingWorld, ranks: tuple[int, ...], axes: tuple[AxisName, ...],
-        device: torch.device,
-    ) -> None:
-        super().__init__(ranks, ranks.index(world.rank), axes, device)
-        self.world = world
+    __slots__ = ()
+    world: RecordingWorld
 
     def _record(self, op: str, *args: Any) -> None:
         self.world.record(Recorded(op, self.axes, received_nbytes(self, op, args)))
@@ -161,6 +103,55 @@ class RecordingCommunicator(Communicator):
     def _exchange(self, value: object) -> list[object]:
         self._record("exchange", value)
         return [value] * self.size
+
+
+class RecordingWorld(World):
+    """As many ranks as the mesh needs, of which one records.
+
+    Meshes with the axes of `mesh`, whatever their sizes, stand for it.
+    """
+
+    communicates = RecordingCommunicator
+
+    def __init__(self, rank: int, mesh: Mesh) -> None:
+        super().__init__(rank, mesh.size())
+        self.mesh, self.debug = mesh, Switch(False)
+        self.log: list[Recorded] = []
+        self.heard: Callable[[Recorded, bool], None] | None = None
+        """Called with each collective, and whether the program has asked torch for it."""
+        self.known: Callable[[Tensor], Tensor | None] = lambda _: None
+        self.learn: Callable[[Tensor, Tensor], None] = lambda *_: None
+        """The values of a tensor, where they are known, and where a tensor gets some."""
+        self.crew: Crew | None = None
+        """Who sends this rank messages."""
+        self.registry: Any = None
+        """torch's process groups."""
+        self.at_work = False
+        """Whether what runs now is part of a collective."""
+        self.made: dict[Mesh, None] = {}
+        """The meshes that the program has made itself."""
+
+    def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
+        alike = mesh.ranks is None and set(mesh.axis_names) == set(self.mesh.axis_names)
+        if alike and mesh.axis_names != tuple(range(mesh.ndim)):
+            sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
+            mesh = Mesh({str(name): sizes[name] for name in mesh.axis_names})
+        self.made[mesh] = None
+        return mesh, "meta"
+
+    def adopt(self, device_mesh: Any) -> BoundMesh:
+        return self.bind(*self.meant(as_mesh(device_mesh), "meta"))
+
+    def record(self, one: Recorded, of_torch: bool = False) -> None:
+        """Add a collective."""
+        self.log.append(one)
+        if self.heard is not None:
+            self.heard(one, of_torch)
+
+    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Any:
+        if self.registry is None:
+            return super().group(mesh, axes)
+        return self.registry.group(mesh.group_ranks(axes), mesh.names(axes))
 
 
 def _blank(x: Tensor, numel: int) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.comm.baton import Baton, Finish, current_runner
-from weft.comm.bound_mesh import BoundMesh, Rows, World, check_device_type
+from weft.comm.bound_mesh import BoundMesh, World, check_device_type
 from weft.comm.collective_call import (
     PROCESS,
     CollectiveCall,
@@ -39,7 +39,7 @@ from weft.comm.recording import current_recording_world
 from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.comm.turns import Runner
-from weft.core import AxisName, Mesh
+from weft.core import Mesh
 from weft.core.names import also_called
 from weft.errors import CommunicationError, MeshError, ShardTypeError
 
@@ -66,41 +66,11 @@ class _RollCall:
         return self.ask.reason
 
 
-class SimulatedWorld(World):
-    """The simulated ranks of one run, seen from one of them."""
-
-    def __init__(self, baton: Baton, runner: Runner, debug: bool) -> None:
-        super().__init__(runner.rank, len(baton.runners))
-        self.baton, self.runner, self.debug = baton, runner, Switch(debug)
-
-    def call_roll(self, ask: CollectiveCall) -> str:
-        def finish(asks: list[CollectiveCall]) -> list[str]:
-            same = agree(digest(ask, rank) for ask, rank in zip(asks, ask.ranks))
-            return ["" if same else disagreement(asks, ask.ranks)] * len(asks)
-
-        place, what = ask.ranks.index(self.rank), _RollCall(ask)
-        return self.baton.meet(self.runner, ask.ranks, place, what, ask, finish)
-
-    def connect(
-        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
-    ) -> Communicator:
-        return SimulatedCommunicator(self, ranks, names, device)
-
-
 class SimulatedCommunicator(Communicator):
     """Collectives by meetings under the baton."""
 
-    __slots__ = ("world",)
-
-    def __init__(
-        self, world: SimulatedWorld, ranks: tuple[int, ...], axes: tuple[AxisName, ...],
-        device: torch.device,
-    ) -> None:
-        super().__init__(ranks, ranks.index(world.rank), axes, device)
-        self.world, self.debug = world, world.debug
-
-    def _roll_call(self, ask: CollectiveCall) -> str:
-        return self.world.call_roll(ask)
+    __slots__ = ()
+    world: SimulatedWorld
 
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
         what = CollectiveCall(op, self.axes, self.ranks, facts, point())
@@ -159,6 +129,24 @@ class SimulatedCommunicator(Communicator):
             return [[pickle.loads(one) for one in given] for _ in given]
 
         return self._meet("exchange", (), pickle.dumps(value), finish)
+
+
+class SimulatedWorld(World):
+    """The simulated ranks of one run, seen from one of them."""
+
+    communicates = SimulatedCommunicator
+
+    def __init__(self, baton: Baton, runner: Runner, debug: bool) -> None:
+        super().__init__(runner.rank, len(baton.runners))
+        self.baton, self.runner, self.debug = baton, runner, Switch(debug)
+
+    def call_roll(self, ask: CollectiveCall) -> str:
+        def finish(asks: list[CollectiveCall]) -> list[str]:
+            same = agree(digest(ask, rank) for ask, rank in zip(asks, ask.ranks))
+            return ["" if same else disagreement(asks, ask.ranks)] * len(asks)
+
+        place, what = ask.ranks.index(self.rank), _RollCall(ask)
+        return self.baton.meet(self.runner, ask.ranks, place, what, ask, finish)
 
 
 def _unwatched(finish: Finish) -> Finish:
