@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from weft.core.cover import Cover
+from weft.core.cover import Cover, Interval
 from weft.core.layout import Layout
 from weft.planner.geometry import (
     Coordinate,
@@ -86,10 +86,8 @@ def step_nbytes(step: Step, itemsize: int) -> int:
             return 0
         case Exchange() | Transfer():
             return itemsize * missing_elements(step.src, step.dst)
-        case Fetch():
-            return itemsize * halo_elements(step.src, step.dst, step.cover)
-        case Fold():
-            return itemsize * halo_elements(step.dst, step.src, step.cover)
+        case Fetch() | Fold():
+            return itemsize * halo_elements(step.shards, step.boxes, step.cover)
         case AllGather():
             return itemsize * numel * (num_copies(step.dst) - num_copies(step.src))
         case ReduceScatter():
@@ -106,27 +104,32 @@ def step_nbytes(step: Step, itemsize: int) -> int:
 def halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
     """Elements that ranks read and do not own, summed over all ranks: dim by dim, where the same
     axes shard each."""
-    read = kept = num_copies(boxes)
-    if shards.dims != boxes.dims:
+    if shards.dims == boxes.dims:
+        lacking = _not_owned(boxes, cover, [
+            [(cover.interval(boxes, dim, index), shards.interval(dim, index))
+             for index in range(boxes.num_shards(dim))]
+            for dim in range(boxes.ndim)
+        ])
+    else:
         ranks = boxes.mesh.along(boxes.sharded_axes, (0,) * boxes.mesh.ndim)
-        return read * sum([_lacking_of_box(shards, boxes, cover, at) for at in ranks])
-    for dim in range(boxes.ndim):
-        pairs = [
-            (part, shards.interval(dim, index)) for index in range(boxes.num_shards(dim))
-            for part, _ in cover.pieces(boxes, dim, cover.interval(boxes, dim, index))
-        ]
-        read *= sum(stop - start for (start, stop), _ in pairs)
-        kept *= sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
-    return read - kept
+        lacking = sum([
+            _not_owned(boxes, cover, [
+                [both] for both in zip(cover.box_at(boxes, at), shards.box_at(at))
+            ]) for at in ranks
+        ])
+    return num_copies(boxes) * lacking
 
 
-def _lacking_of_box(shards: Layout, boxes: Layout, cover: Cover, at: Coordinate) -> int:
-    """Elements that one rank reads and does not own."""
+def _not_owned(
+    boxes: Layout, cover: Cover, dims: Sequence[Sequence[tuple[Interval, Interval]]]
+) -> int:
+    """Elements in the products of intervals that are read, but not in those that are owned; `dims`
+    are the pairs of both."""
     read = kept = 1
-    for dim, (interval, own) in enumerate(zip(cover.box_at(boxes, at), shards.box_at(at))):
-        parts = [part for part, _ in cover.pieces(boxes, dim, interval)]
-        read *= sum(stop - start for start, stop in parts)
-        kept *= sum(max(0, min(stop, own[1]) - max(start, own[0])) for start, stop in parts)
+    for dim, pairs in enumerate(dims):
+        parts = [(part, own) for it, own in pairs for part, _ in cover.pieces(boxes, dim, it)]
+        read *= sum(stop - start for (start, stop), _ in parts)
+        kept *= sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in parts)
     return read - kept
 
 
@@ -183,10 +186,6 @@ def peak_elements(src: Layout, steps: Sequence[Step]) -> int:
 
 def _both_sides(step: Step) -> int:
     """Elements of the largest boxes before and after a step."""
-    match step:
-        case Fetch():
-            return largest(step.src) + step.cover.largest(step.dst)
-        case Fold():
-            return step.cover.largest(step.src) + largest(step.dst)
-        case _:
-            return largest(step.src) + largest(step.dst)
+    if isinstance(step, (Fetch, Fold)):
+        return largest(step.shards) + step.cover.largest(step.boxes)
+    return largest(step.src) + largest(step.dst)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from weft.core.cover import Cover
 from weft.core.layout import Box, Layout
@@ -48,10 +49,13 @@ class _Step:
     dst: Layout
     axes: tuple[int, ...] = ()
 
-    def __str__(self) -> str:
+    @property
+    def _over(self) -> str:
         names = ",".join(str(self.src.mesh.axis_names[axis]) for axis in self.axes)
-        over = f" over {names}" if names else ""
-        return f"{type(self).__name__}{over}: {self.src} -> {self.dst}"
+        return f" over {names}" if names else ""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}{self._over}: {self.src} -> {self.dst}"
 
 
 class Slice(_Step):
@@ -88,53 +92,88 @@ class Exchange(_Step):
 
 @dataclass(frozen=True, slots=True)
 class _Halo(_Step):
-    """Between shards and boxes that `cover` says, which overlap."""
+    """Between shards and boxes that `cover` says, which overlap.
+
+    Each rank holds a shard on one side and a box on the other. The same axes shard both; their dims
+    and cuts may differ. Blocks are named by their places in the box: on a ring, these may lie
+    outside of the tensor.
+    """
 
     cover: Cover = _NOTHING
+    adds: ClassVar[bool]
+    """Whether boxes are summed to shards, or else made of them."""
+
+    @property
+    def shards(self) -> Layout:
+        return self.dst if self.adds else self.src
+
+    @property
+    def boxes(self) -> Layout:
+        """The layout beside which `cover` says what ranks read."""
+        return self.src if self.adds else self.dst
+
+    def receives(self, coordinate: Coordinate) -> list[Block]:
+        """What makes up the box, filled places aside, or the parts of the shard that others hold:
+        holder and box, in group order."""
+        return self._read(coordinate) if self.adds else self._owned(coordinate)
+
+    def sends(self, coordinate: Coordinate) -> list[Block]:
+        """What others read of the shard, or own of the box: taker and box, in group order."""
+        return self._owned(coordinate) if self.adds else self._read(coordinate)
+
+    def _owned(self, coordinate: Coordinate) -> list[Block]:
+        """Who owns the parts of the box, among those that differ in axes that shard alone."""
+        box = self.cover.box_at(self.boxes, coordinate)
+        return _blocks(self.shards, [
+            [(index, start + turn, stop + turn)
+             for part, turn in self.cover.pieces(self.shards, dim, interval)
+             for index, start, stop in meets(self.shards, dim, part)]
+            for dim, interval in enumerate(box)
+        ], [coordinate])
+
+    def _read(self, coordinate: Coordinate) -> list[Block]:
+        """Who reads parts of the shard, among those that differ in axes that shard alone."""
+        found: list[list[tuple[int, int, int]]] = []
+        for dim, (start, stop) in enumerate(self.shards.box_at(coordinate)):
+            reads = self.cover.reads[dim]
+            if reads is None:
+                found.append(meets(self.boxes, dim, (start, stop)))
+                continue
+            parts: list[tuple[int, int, int]] = []
+            for index, read in enumerate(reads):
+                for part, turn in self.cover.pieces(self.boxes, dim, read):
+                    first, last = max(part[0], start), min(part[1], stop)
+                    if first < last:
+                        parts.append((index, first + turn, last + turn))
+            found.append(parts)
+        return _blocks(self.boxes, found, [coordinate])
+
+    def __str__(self) -> str:
+        """`Halo over x: dim 2 by 1 and 1 of f32[...]`: the most that a shard reads around it."""
+        wide = [f"dim {dim} by {before} and {behind}" for dim, mine in enumerate(self.cover.reads)
+                if mine is not None for before, behind in (self.cover.widths(self.boxes, dim),)]
+        how = "by the cuts of" if self.shards.dims == self.boxes.dims else "to shards of"
+        same = self.shards == self.boxes
+        of = str(self.shards) if same else f"{self.shards}, {how} {self.boxes}"
+        word = "Sum of halos" if self.adds else "Halo"
+        return f"{word}{self._over}: {', '.join(wide)}, of {of}"
 
 
 class Fetch(_Halo):
-    """Each rank gets the box that `cover` says beside `dst`, filled where it sticks out.
-
-    The same axes shard `src` and `dst`; their dims and cuts may differ. Blocks are named by their
-    places in the box: on a ring, these may lie outside of the tensor.
-    """
+    """Each rank gets the box that `cover` says beside `dst`, filled where it sticks out."""
 
     __slots__ = ()
-
-    def receives(self, coordinate: Coordinate) -> list[Block]:
-        """What makes up the box, filled places aside: holder and box, in group order."""
-        box = self.cover.box_at(self.dst, coordinate)
-        return _held(self.src, self.cover, box, coordinate)
-
-    def sends(self, coordinate: Coordinate) -> list[Block]:
-        """What others read of the shard at `coordinate`: taker and box, in group order."""
-        return _covered(self.dst, self.cover, self.src.box_at(coordinate), coordinate)
-
-    def __str__(self) -> str:
-        return _halo("Halo", self.src, self.dst, self.cover, self)
+    adds = False
 
 
 class Fold(_Halo):
     """What ranks hold of the boxes that `cover` says beside `src` is summed by the owners of `dst`.
 
-    What sticks out of the tensor is dropped, and what nobody reads is 0. As in a Fetch, the same
-    axes shard both layouts.
+    What sticks out of the tensor is dropped, and what nobody reads is 0.
     """
 
     __slots__ = ()
-
-    def receives(self, coordinate: Coordinate) -> list[Block]:
-        """The parts of the shard that others hold, which overlap: holder and box."""
-        return _covered(self.src, self.cover, self.dst.box_at(coordinate), coordinate)
-
-    def sends(self, coordinate: Coordinate) -> list[Block]:
-        """Who owns what this rank holds: owner and box, in group order."""
-        box = self.cover.box_at(self.src, coordinate)
-        return _held(self.dst, self.cover, box, coordinate)
-
-    def __str__(self) -> str:
-        return _halo("Sum of halos", self.dst, self.src, self.cover, self)
+    adds = True
 
 
 class AllGather(_Step):
@@ -216,12 +255,6 @@ class Transfer(_Step):
         """What a device already holds of its target, of the same partial value; None if nothing."""
         return crossing(self.src, self.dst, self.node_size).holds(rank)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All devices that take part, ascending: those of both meshes, as a group lists them."""
-        ends = self.src.mesh, self.dst.mesh
-        return tuple(sorted({m.rank_at(place) for m in ends for place in range(m.size())}))
-
     def __str__(self) -> str:
         return f"Transfer from {self.src.mesh} to {self.dst.mesh}: {self.src} -> {self.dst}"
 
@@ -229,45 +262,6 @@ class Transfer(_Step):
 Step = (
     Slice | Exchange | Fetch | Fold | AllGather | ReduceScatter | AllReduce | Transfer | MakePartial
 )
-
-
-def _held(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> list[Block]:
-    """Who owns the parts of a box, among those that differ in axes that shard alone."""
-    return _blocks(layout, [
-        [(index, start + turn, stop + turn)
-         for part, turn in cover.pieces(layout, dim, interval)
-         for index, start, stop in meets(layout, dim, part)]
-        for dim, interval in enumerate(box)
-    ], [coordinate])
-
-
-def _covered(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> list[Block]:
-    """Who reads parts of a box, among those that differ in axes that shard alone."""
-    found: list[list[tuple[int, int, int]]] = []
-    for dim, (start, stop) in enumerate(box):
-        reads = cover.reads[dim]
-        if reads is None:
-            found.append(meets(layout, dim, (start, stop)))
-            continue
-        parts: list[tuple[int, int, int]] = []
-        for index, read in enumerate(reads):
-            for part, turn in cover.pieces(layout, dim, read):
-                first, last = max(part[0], start), min(part[1], stop)
-                if first < last:
-                    parts.append((index, first + turn, last + turn))
-        found.append(parts)
-    return _blocks(layout, found, [coordinate])
-
-
-def _halo(word: str, shards: Layout, boxes: Layout, cover: Cover, step: _Step) -> str:
-    """`Halo over x: dim 2 by 1 and 1 of f32[...]`: the most that a shard reads around it."""
-    names = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
-    wide = [f"dim {dim} by {before} and {behind}" for dim, mine in enumerate(cover.reads)
-            if mine is not None for before, behind in (cover.widths(boxes, dim),)]
-    over = f" over {names}" if names else ""
-    how = "by the cuts of" if shards.dims == boxes.dims else "to shards of"
-    of = str(shards) if shards == boxes else f"{shards}, {how} {boxes}"
-    return f"{word}{over}: {', '.join(wide)}, of {of}"
 
 
 def _blocks(

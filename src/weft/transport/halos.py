@@ -47,9 +47,8 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
     axes = () if is_local(step) else step.axes
     comm = mesh.comm(axes)
     place = {peer: number for number, peer in enumerate(mesh.along(axes, at))}
-    adds = isinstance(step, Fold)
-    boxes, owners = (step.src, step.dst) if adds else (step.dst, step.src)
-    box, own = step.cover.box_at(boxes, at), owners.box_at(at)
+    adds, boxes = step.adds, step.boxes
+    box, own = step.cover.box_at(boxes, at), step.shards.box_at(at)
     lengths = {dim: boxes.shape[dim] for dim in step.cover.rings}
 
     def by_rank(blocks: Sequence[tuple[Coordinate, Box]], of_box: bool) -> list[list[Box]]:
