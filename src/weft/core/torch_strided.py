@@ -53,7 +53,10 @@ def _is_order(
         runs = [(0, length)]
         for axis in left_to_right:
             runs = _torch_shard(runs, placements[axis], mesh.axis_sizes[axis], digit[axis])
-        if runs != ([ours] if ours[0] < ours[1] else []):
+        # Runs ascend and do not overlap: as many elements between the same ends are the same ones.
+        if sum(stop - start for start, stop in runs) != ours[1] - ours[0]:
+            return False
+        if runs and (runs[0][0], runs[-1][1]) != ours:
             return False
     return True
 
@@ -65,13 +68,9 @@ def _torch_shard(
     total = sum(stop - start for start, stop in runs)
     kept: list[Interval] = []
     for index in range(factor):
-        kept += _slice(runs, *_chunk(*_chunk(0, total, factor, index), size, digit))
-    return _merge(kept)
-
-
-def _chunk(start: int, stop: int, count: int, index: int) -> Interval:
-    width = -(-(stop - start) // count)
-    return min(start + index * width, stop), min(start + (index + 1) * width, stop)
+        part = default_interval(total, [(factor, index), (size, digit)])
+        kept += _slice(runs, *part)
+    return kept
 
 
 def _slice(runs: Sequence[Interval], start: int, stop: int) -> list[Interval]:
@@ -84,13 +83,3 @@ def _slice(runs: Sequence[Interval], start: int, stop: int) -> list[Interval]:
             kept.append((low + first, low + last))
         before += high - low
     return kept
-
-
-def _merge(runs: Sequence[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, stop in runs:
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], stop)
-        else:
-            merged.append((start, stop))
-    return merged
