@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import assert_never
 
 from weft.core.cover import Cover, Interval
-from weft.core.layout import Layout
+from weft.core.layout import Box, Layout
 from weft.planner.geometry import (
     Coordinate,
     intersect,
@@ -63,8 +63,7 @@ def step_nbytes_at(step: Step, coordinate: Coordinate, itemsize: int) -> int:
         case Transfer():
             mesh = step.dst.mesh
             rank = mesh.rank_at(mesh.position(coordinate))
-            held = step.holds(rank)
-            return itemsize * (volume(own) if held is None else _lacking(held, own))
+            return itemsize * _lacking(step.holds(rank), own)
         case ReduceScatter():
             return itemsize * volume(own) * (size_over(step.src, step.axes) - 1)
         case AllReduce():
@@ -73,9 +72,9 @@ def step_nbytes_at(step: Step, coordinate: Coordinate, itemsize: int) -> int:
             assert_never(step)
 
 
-def _lacking(held: Sequence[tuple[int, int]], wanted: Sequence[tuple[int, int]]) -> int:
-    both = intersect(tuple(held), tuple(wanted))
-    return volume(tuple(wanted)) - (0 if both is None else volume(both))
+def _lacking(held: Box | None, wanted: Box) -> int:
+    both = None if held is None else intersect(held, wanted)
+    return volume(wanted) - (0 if both is None else volume(both))
 
 
 def step_nbytes(step: Step, itemsize: int) -> int:

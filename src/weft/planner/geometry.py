@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from weft.core.cuts import default_interval, finer_cuts
+from weft.core.cuts import finer_cuts
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 
@@ -151,34 +151,17 @@ def group_boxes(
     layout: Layout, axes: Sequence[int], coordinate: Coordinate
 ) -> list[tuple[Coordinate, Box]]:
     """The members of a group and their boxes, in mesh order."""
-    moving = [not set(axes).isdisjoint(its) for its in layout.dims]
-    sizes, shape, dims, cuts = layout.mesh.axis_sizes, layout.shape, layout.dims, layout.cuts
-    still = layout.box_at(coordinate)
-
-    def box(peer: Coordinate) -> Box:
-        return tuple([
-            own if not moves
-            else default_interval(shape[dim], [(sizes[axis], peer[axis]) for axis in dims[dim]])
-            if cuts[dim] is None else layout.interval(dim, layout.shard_index(dim, peer))
-            for dim, (own, moves) in enumerate(zip(still, moving))
-        ])
-
-    return [(peer, box(peer)) for peer in layout.mesh.along(axes, coordinate)]
+    return [(peer, layout.box_at(peer)) for peer in layout.mesh.along(axes, coordinate)]
 
 
 def largest(layout: Layout) -> int:
     """Elements of the largest box; the first of default pieces is always one of the largest."""
     layout = layout.apart
-    lengths = [
-        max(layout.sizes_of(dim)) if layout.cuts[dim] else _length(layout, dim)
-        for dim in range(layout.ndim)
-    ]
-    return math.prod(lengths)
-
-
-def _length(layout: Layout, dim: int) -> int:
-    start, stop = layout.interval(dim, 0)
-    return stop - start
+    first = layout.box_at((0,) * layout.mesh.ndim)
+    return math.prod([
+        max(layout.sizes_of(dim)) if layout.cuts[dim] else stop - start
+        for dim, (start, stop) in enumerate(first)
+    ])
 
 
 def num_copies(layout: Layout) -> int:
