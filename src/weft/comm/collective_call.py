@@ -3,9 +3,9 @@
 A `CollectiveCall` is one rank's collective as data. Ranks agree if they request the same op over
 the same ranks with the same facts (kind, dtype, sizes), and, where both are known, for the same
 call and transition. The splits of an all-to-all differ from rank to rank: what i sends to j
-must be what j expects of i. `digest` is a fixed-size image of a request in which all of this can
-be compared. Its last two parts are sums of hashes, one over what is sent, one over what is
-expected; their totals over the group are equal if every pair agrees.
+must be what j expects of i. `digest` is an image of a request, of six numbers, in which all of this
+can be compared. Its last two are sums of hashes, one over what is sent, one over what is expected;
+their totals over the group are equal if every pair agrees.
 
 The rooms above know which call a collective serves; they provide it through `PROVIDER`.
 """
@@ -25,8 +25,8 @@ from weft.core import AxisName
 from weft.errors import message
 
 __all__ = [
-    "DIGEST_NBYTES", "FIX", "PROCESS", "PROVIDER", "RULE", "CollectiveCall", "Switch", "agree",
-    "digest", "disagreement", "lines", "pairs_that_differ", "timeout", "told_apart", "who",
+    "FIX", "PROCESS", "PROVIDER", "RULE", "CollectiveCall", "Digest", "Switch", "agree", "digest",
+    "disagreement", "lines", "pairs_that_differ", "timeout", "told_apart", "who",
 ]
 
 RULE = (
@@ -45,8 +45,8 @@ _FIX_OF_REPLICAS = (
 )
 FIX = "call on every rank of the group what any of them calls: no `if rank == 0:` around it"
 
-DIGEST_NBYTES = 72
-_PARTS = (16, 8, 8, 8, 16, 16)  # what all share, the call, the transition, place, sent, expected
+Digest = tuple[int, ...]
+"""What all share, the call, the transition, place (each 0 if unknown), sent, expected."""
 
 
 def timeout() -> timedelta:
@@ -141,43 +141,29 @@ class CollectiveCall:
 # Comparing.
 
 
-def digest(ask: CollectiveCall, rank: int) -> bytes:
-    """The image of one rank's request, of DIGEST_NBYTES."""
+def digest(ask: CollectiveCall, rank: int) -> Digest:
+    """The image of one rank's request."""
     place = ask.ranks.index(rank)
-    shared, call, transition, point, pair, _ = _PARTS
-    sent = sum(_hash((place, j, size), pair) for j, size in enumerate(ask.send))
-    due = sum(_hash((i, place, size), pair) for i, size in enumerate(ask.recv))
-    numbers = (
-        _hash((ask.op, ask.axes, ask.ranks, ask.facts), shared),
-        _hash((ask.call, line_key(ask.call_line)), call) if ask.call else 0,
-        _hash(ask.transition, transition) if ask.transition else 0,
-        _hash(ask.point.key, point) if ask.point.key else 0,
-        sent, due,
-    )
-    return b"".join(
-        (number % (1 << 8 * size)).to_bytes(size, "little")
-        for number, size in zip(numbers, _PARTS)
+    return (
+        _hash((ask.op, ask.axes, ask.ranks, ask.facts)),
+        _hash((ask.call, line_key(ask.call_line))) if ask.call else 0,
+        _hash(ask.transition) if ask.transition else 0,
+        _hash(ask.point.key) if ask.point.key else 0,
+        sum(_hash((place, j, size)) for j, size in enumerate(ask.send)),
+        sum(_hash((i, place, size)) for i, size in enumerate(ask.recv)),
     )
 
 
-def agree(digests: Iterable[bytes]) -> bool:
+def agree(digests: Iterable[Digest]) -> bool:
     """Whether the ranks with these digests request the same."""
-    rows: list[list[int]] = []
-    for one in digests:
-        assert len(one) == DIGEST_NBYTES, f"a digest of {len(one)} bytes"
-        starts = [sum(_PARTS[:at]) for at in range(len(_PARTS))]
-        rows.append([
-            int.from_bytes(one[start : start + size], "little")
-            for start, size in zip(starts, _PARTS)
-        ])
-    shared, call, transition, points, sent, due = zip(*rows)
+    shared, call, transition, points, sent, due = zip(*digests)
     same = all(len({*column} - {0}) <= 1 for column in (call, transition, points))
-    return len({*shared}) == 1 and same and (sum(sent) - sum(due)) % (1 << 128) == 0
+    return len({*shared}) == 1 and same and sum(sent) == sum(due)
 
 
-def _hash(value: object, size: int) -> int:
+def _hash(value: object) -> int:
     return int.from_bytes(
-        hashlib.blake2b(repr(value).encode(), digest_size=size).digest(), "little"
+        hashlib.blake2b(repr(value).encode(), digest_size=16).digest(), "little"
     )
 
 

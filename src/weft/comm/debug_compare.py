@@ -139,7 +139,7 @@ class _Turn:
         """The error to raise, or ""."""
         store, rank = self.store, self.rank
         store.set(f"at/{rank}", f"{self.ask}{self.ask.reason} (number {self.count} of these ranks)")
-        store.set(self.digest(rank), digest(self.ask, rank))
+        store.set(self.digest(rank), pickle.dumps(digest(self.ask, rank)))
         said = self._wait()
         if said == _OTHER:
             said = self._compare()
@@ -157,7 +157,8 @@ class _Turn:
         digests = [self.digest(rank) for rank in self.members]
         while not self.store.check([self.verdict]):
             if self.rank == self.members[0] and self.store.check(digests):
-                return self._give(_SAME if agree(self.store.multi_get(digests)) else _OTHER)
+                same = agree(map(pickle.loads, self.store.multi_get(digests)))
+                return self._give(_SAME if same else _OTHER)
             now = time.monotonic()
             if now - looked > _LOOK_FOR_ENDED:
                 looked = now
