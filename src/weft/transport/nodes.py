@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
-from weft.comm import Finish
 from weft.core.scopes import Inside
 from weft.errors import UnsupportedOpError
 from weft.transport.traffic import STATE, note, resume
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
-    "gradient_through", "is_wrapped", "of_bits", "outside_maps", "refuse_transforms", "start",
-    "transforms", "untransformed", "with_gradient",
+    "gradient_through", "is_wrapped", "of_bits", "outside_maps", "refuse_transforms", "transforms",
+    "untransformed", "with_gradient",
 ]
 
 A = ParamSpec("A")
@@ -197,23 +196,12 @@ class _Apply(torch.autograd.Function):
         return reverse(grad) if grad.requires_grad else reverse._run(grad), None, None
 
 
-class _Start(_Apply):
-    """A transition that is only started."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, transition: Transition, brings: list[Finish]
-    ) -> Tensor:
-        ctx.transition = transition
-        ctx.note = note()
-        ctx.set_materialize_grads(False)
-        return transition._begin(x, brings)
-
-
 apply: Any = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
-start: Any = super(torch.autograd.Function, _Start).apply  # type: ignore[misc]
 """What `_Apply.apply` calls after checking that no functorch transform is active. The check
 costs a third of the call; a run refuses the tensors of such a transform."""
+
+
+Why = str | Callable[[], str]
 
 
 class _Node(torch.autograd.Function):
@@ -221,7 +209,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, do: Callable[..., Tensor], back: Callable[..., Tensor], why: str,
+        ctx: Any, x: Tensor, do: Callable[..., Tensor], back: Callable[..., Tensor], why: Why,
         always: bool, *saved: Tensor,
     ) -> Tensor:
         ctx.back, ctx.why, ctx.note = back, why, note()
@@ -244,7 +232,7 @@ _run_node: Any = super(torch.autograd.Function, _Node).apply  # type: ignore[mis
 
 def with_gradient(
     x: Tensor, do: Callable[..., Tensor], back: Callable[..., Tensor], *saved: Tensor,
-    why: str = "", always: bool = True,
+    why: Why = "", always: bool = True,
 ) -> Tensor:
     """`do(x, *saved)` as a node of autograd's graph, with the gradient `back(grad, *saved)`.
 
@@ -254,7 +242,8 @@ def with_gradient(
     Args:
         saved: what autograd keeps for the backward. It keeps `back` as well, with what that closes
             over: never `x`.
-        why: what moves in backward, for those who ask for the traffic; empty where nothing does.
+        why: what moves in backward, or what says it, for those who ask for the traffic; empty where
+            nothing does.
         always: whether zeros stand for a gradient that does not come; else none goes on.
     """
     run = _run_node if transforms() is None else _Node.apply  # which refuses transforms

@@ -101,7 +101,7 @@ def note() -> Note | None:
     return Note(_thread.label, _thread.logs) if STATE.on else None
 
 
-def resume(kept: Note | None, reason: str) -> AbstractContextManager[None]:
+def resume(kept: Note | None, reason: str | Callable[[], str]) -> AbstractContextManager[None]:
     """Moves inside the block are the backward of the noted call, in the logs of this thread.
 
     A thread without logs is one of autograd's own; there the noted logs are used, if still open.
@@ -109,6 +109,7 @@ def resume(kept: Note | None, reason: str) -> AbstractContextManager[None]:
     if not STATE.on:
         return _NOTHING
     kept = kept or Note()
+    reason = reason if isinstance(reason, str) else reason()
     return setting(
         _thread, label=Label(kept.label.op, kept.label.line, reason, kept.label.module),
         logs=_thread.logs or tuple(log for log in kept.logs if log.open), direction="backward",

@@ -46,8 +46,8 @@ from weft.transport.nodes import (
     counting,
     outside_maps,
     refuse_transforms,
-    start,
     transforms,
+    with_gradient,
 )
 from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE, moving
@@ -201,7 +201,9 @@ class Transition:
         if wants_grad:
             if transforms() is not None:
                 return self(x)
-            out = start(x, self, brings)
+            out = with_gradient(
+                x, lambda x: self._begin(x, brings), lambda grad: self.reverse(grad),
+                why=lambda: f"gradient of {self.text}", always=False)
         else:
             out = self._begin(x, brings)
         return in_flight(out, x, brings[0])
