@@ -350,16 +350,16 @@ class Layout(AsPicture):
         Raises:
             LayoutError: the device id is not in the mesh.
         """
-        return self._box(rank, "box")
+        return self.box_at(self._coordinate(rank, "box"))
 
-    def _box(self, rank: int, call: str) -> Box:
+    def _coordinate(self, rank: int, call: str) -> tuple[int, ...]:
         at = self.mesh.coordinate_of_rank(rank)
         if at is None:
             raise LayoutError(
                 f"Layout.{call}(rank)", f"rank {rank} is not among the {self.mesh.size()} "
                 f"devices of {self.mesh}", "only a rank of the mesh holds a box", [rank],
                 f"layout.{call}({self.mesh.rank_at(0)})")
-        return self.box_at(at)
+        return at
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:
         """The shape of what a mesh coordinate holds, in elements."""
@@ -374,7 +374,7 @@ class Layout(AsPicture):
         Raises:
             LayoutError: the device id is not in the mesh.
         """
-        return tuple(stop - start for start, stop in self._box(rank, "local_shape"))
+        return self.local_shape_at(self._coordinate(rank, "local_shape"))
 
     # The other spellings.
 

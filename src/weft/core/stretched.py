@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from weft.core import encoding
-from weft.core.dtypes import dtype_text
 from weft.core.layout import Box, Layout
 from weft.core.placement import Placement, StridedShard
 from weft.errors import LayoutError
@@ -75,10 +73,6 @@ class StretchedLayout(Layout):
         held = iter(self.apart.local_shape_at(coordinate))
         return tuple([next(held) * (next(held) if count > 1 else 1) for count in self.stretches])
 
-    def local_shape(self, rank: int) -> tuple[int, ...]:
-        held = iter(self.apart.local_shape(rank))
-        return tuple([next(held) * (next(held) if count > 1 else 1) for count in self.stretches])
-
     @property
     def placements(self) -> tuple[Placement, ...]:
         found = list(self.plain.placements)
@@ -93,16 +87,11 @@ class StretchedLayout(Layout):
 
     def text(self, dtype: str | None = None) -> str:
         """As of a Layout; joined dims are products: `[2*64@x, 32]`."""
-        apart = self.apart
-        words = [
-            encoding.text(apart.mesh, [length], [axes], {0: sizes} if sizes else {}, ())[1:-1]
-            for length, axes, sizes in zip(
-                apart.shape, apart.dims,
-                [apart.sizes_of(at) if cut else None for at, cut in enumerate(apart.cuts)])]
-        held = iter(words)
+        prefix, _, rest = self.apart.text(dtype).partition("[")
+        apart, _, kinds = rest.partition("]")
+        held = iter(apart.split(", "))
         dims = ["*".join([next(held) for _ in range(1 + (count > 1))]) for count in self.stretches]
-        kinds = encoding.text(apart.mesh, (), (), {}, apart.partial)[2:]
-        return ("" if dtype is None else dtype_text(dtype)) + f"[{', '.join(dims)}]{kinds}"
+        return f"{prefix}[{', '.join(dims)}]{kinds}"
 
     def __repr__(self) -> str:
         return f"StretchedLayout({self.apart!r}, {self.stretches})"
