@@ -96,14 +96,9 @@ def _load(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args[:1], **{**kwargs, "map_location": "meta"})
 
 
-def _new_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    assert _thread.registry is not None
-    return _thread.registry.new_group(*args, **kwargs)
-
-
-def _group_named(original: Any, name: str) -> Any:
-    assert _thread.registry is not None
-    return _thread.registry.named(name)
+def _of_registry(name: str) -> Any:
+    """What replaces a function by the registry's own."""
+    return _inside(lambda _, *args, **kwargs: getattr(_thread.registry, name)(*args, **kwargs))
 
 
 def _as_bytes(original: Any, value: Any, _: Any, *args: Any) -> Any:
@@ -116,9 +111,9 @@ _PLACES: list[tuple[Any, str, Any]] = [
     (torch, "save", _inside(_nothing)), (torch, "load", _inside(_load)),
     *[(module, name, _inside(_nothing)) for module in (distributed, distributed_c10d)
       for name in ("init_process_group", "destroy_process_group")],
-    *[(module, "new_group", _inside(_new_group))
+    *[(module, "new_group", _of_registry("new_group"))
       for module in (distributed, distributed_c10d, device_mesh)],
-    *[(module, "_resolve_process_group", _inside(_group_named))
+    *[(module, "_resolve_process_group", _of_registry("named"))
       for module in (distributed_c10d, device_mesh)],
     (distributed_c10d, "_world", _Worlds),
     (distributed_c10d, "_object_to_tensor", _inside(_as_bytes)),

@@ -34,7 +34,6 @@ from typing import NamedTuple, TypeVar
 
 from weft.core.hlo import merged
 from weft.core.layout import Box, Layout
-from weft.core.mesh import Mesh
 from weft.planner.geometry import Coordinate, intersect, meets, volume
 
 __all__ = ["LISTED", "Crossing", "Side", "crossing"]
@@ -120,7 +119,7 @@ class Crossing:
     def __init__(self, src: Layout, dst: Layout, node_size: int, divides: bool) -> None:
         self.src, self.dst, self.node_size = Side(src), Side(dst), node_size
         self.divides = divides
-        (a, b), (c, d) = _span(src.mesh), _span(dst.mesh)
+        (a, b), (c, d) = src.mesh.rank_span, dst.mesh.rank_span
         # Only if the meshes come near each other can a taker have a holder nearby.
         self.meshes_meet = a // node_size <= (d - 1) // node_size and (
             c // node_size <= (b - 1) // node_size
@@ -343,8 +342,3 @@ def _served(shares: dict[int, list[tuple[int, Box]]], taker: int) -> list[tuple[
 def crossing(src: Layout, dst: Layout, node_size: int, divides: bool = False) -> Crossing:
     """The one crossing of two layouts."""
     return Crossing(src, dst, node_size, divides)
-
-
-@lru_cache(maxsize=1024)
-def _span(mesh: Mesh) -> tuple[int, int]:
-    return mesh.rank_span

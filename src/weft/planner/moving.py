@@ -13,7 +13,8 @@ all ranks, because all ranks know all routes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -153,12 +154,12 @@ class Moving:
     @cached_property
     def bytes_received(self) -> dict[int, int]:
         """Rank -> bytes that it receives from others."""
-        return self._sums([route.received for route in self.routes])
+        return self._sums(lambda route: route.received)
 
     @cached_property
     def bytes_sent(self) -> dict[int, int]:
         """Rank -> bytes that it sends to others."""
-        return self._sums([route.sent for route in self.routes])
+        return self._sums(lambda route: route.sent)
 
     @cached_property
     def lower_bound(self) -> int:
@@ -167,17 +168,15 @@ class Moving:
             route.missing * itemsize(move.dtype) for move, route in zip(self.moves, self.routes)
         )
 
-    def _sums(self, each: Sequence[dict[int, int]]) -> dict[int, int]:
-        times: dict[int, int] = {}
-        found: dict[int, dict[int, int]] = {}
-        for move, one in zip(self.moves, each):
-            found[id(one)] = one
-            times[id(one)] = times.get(id(one), 0) + itemsize(move.dtype)
-        out: dict[int, int] = {}
-        for key, one in found.items():
-            for rank, elements in one.items():
-                out[rank] = out.get(rank, 0) + elements * times[key]
-        return out
+    def _sums(self, volumes: Callable[[Route], dict[int, int]]) -> dict[int, int]:
+        widths: Counter[Route] = Counter()
+        for move, route in zip(self.moves, self.routes):
+            widths[route] += itemsize(move.dtype)
+        out: Counter[int] = Counter()
+        for route, width in widths.items():
+            for rank, elements in volumes(route).items():
+                out[rank] += elements * width
+        return dict(out)
 
 
 def moving(

@@ -152,15 +152,13 @@ def _apart(
     plan: Plan, moves: list[tuple[Move, Start | None]], mesh: BoundMesh, target: BoundMesh
 ) -> list[tuple[Move, Start | None]]:
     """The moves of steps that take dims in stretches as two: they get, and leave, them as one."""
-    before: list[tuple[Move, Start | None]] = []
-    after: list[tuple[Move, Start | None]] = []
     if plan.steps and mesh.here is not None:
         given = plan.steps[0].src.local_shape_at(mesh.here)
-        before.append((lambda x: x.reshape(given), None))
+        moves = [(lambda x: x.reshape(given), None), *moves]
     if plan.steps and target.here is not None:
         made = plan.dst.local_shape_at(target.here)
-        after.append((lambda x: x.reshape(made), None))
-    return [*before, *moves, *after]
+        moves = [*moves, (lambda x: x.reshape(made), None)]
+    return moves
 
 
 def _told(step: Step, mesh: BoundMesh) -> _Collective:
