@@ -1,16 +1,14 @@
-"""Layouts to and from placements and partition specs.
-
-Works on parts (mesh, dims, sizes, partial) so that `layout` can build on it.
-"""
+"""Layouts to and from placements, partition specs and text."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weft.core.cuts import NAMED_CUTS, cuts_from_sizes
+from weft.core.dtypes import dtype_text
 from weft.core.integers import integers
 from weft.core.mesh import Mesh
 from weft.core.partition_spec import P
@@ -25,6 +23,9 @@ from weft.core.placement import (
     is_torch_strided,
 )
 from weft.errors import LayoutError, PlacementError, ShardTypeError
+
+if TYPE_CHECKING:
+    from weft.core.layout import Layout
 
 __all__ = [
     "Cuts", "Decoded", "Sizes", "check_sizes", "decode", "encode_placements", "encode_spec", "text",
@@ -267,18 +268,12 @@ def _strided_places(sizes: Sequence[int], factor: int) -> list[int]:
     return places or ([0] if factor == 1 else [])
 
 
-def encode_placements(
-    mesh: Mesh,
-    dims: Sequence[Sequence[int]],
-    sizes: Mapping[int, tuple[int, ...]],
-    partial: Sequence[str | None],
-) -> tuple[Placement, ...]:
+def encode_placements(layout: Layout) -> tuple[Placement, ...]:
     """One placement per mesh axis; explicit sizes are on the major axis of their dim."""
-    out: list[Placement] = [Replicate()] * mesh.ndim
-    for axis, kind in enumerate(partial):
-        if kind is not None:
-            out[axis] = Partial(kind)
-    for dim, axes in enumerate(dims):
+    mesh, sizes = layout.mesh, layout.explicit_sizes
+    out: list[Placement] = [Replicate() if kind is None else Partial(kind)
+                            for kind in layout.partial]
+    for dim, axes in enumerate(layout.dims):
         for place, axis in enumerate(axes):
             explicit = sizes.get(dim) if place == 0 else None
             right = [mesh.axis_sizes[a] for a in axes if a > axis]
@@ -292,26 +287,20 @@ def encode_placements(
     return tuple(out)
 
 
-def encode_spec(mesh: Mesh, dims: Sequence[Sequence[int]], partial: Sequence[str | None]) -> P:
+def encode_spec(layout: Layout) -> P:
     """The partition spec of a layout."""
-    names = mesh.axis_names
-    kinds = {names[axis]: kind for axis, kind in enumerate(partial) if kind is not None}
-    return P(*(tuple(names[axis] for axis in axes) for axes in dims), partial=kinds)
+    names = layout.mesh.axis_names
+    kinds = {name: kind for name, kind in zip(names, layout.partial) if kind is not None}
+    return P(*(tuple(names[axis] for axis in axes) for axes in layout.dims), partial=kinds)
 
 
-def text(
-    mesh: Mesh,
-    shape: Sequence[int],
-    dims: Sequence[Sequence[int]],
-    sizes: Mapping[int, Sequence[object]],
-    partial: Sequence[str | None],
-) -> str:
-    """`[8@dp, 16@(tp,sp)] partial(sum@cp)`; explicit sizes follow their axes in braces."""
+def text(layout: Layout, dtype: str | None, sizes: Mapping[int, Sequence[object]]) -> str:
+    """`f32[8@dp, 16@(tp,sp)] partial(sum@cp)`; the sizes follow their axes in braces."""
     shown: list[str] = []
-    for dim, (length, axes) in enumerate(zip(shape, dims)):
-        names = ",".join(str(mesh.axis_names[axis]) for axis in axes)
+    for dim, (length, axes) in enumerate(zip(layout.shape, layout.dims)):
+        names = ",".join(str(layout.mesh.axis_names[axis]) for axis in axes)
         cut = f"@({names})" if len(axes) > 1 else f"@{names}" if axes else ""
         ragged = "{" + ",".join(map(str, sizes[dim])) + "}" if dim in sizes else ""
         shown.append(f"{length}{cut}{ragged}")
-    kinds = [f"{kind}@{mesh.axis_names[axis]}" for axis, kind in enumerate(partial) if kind]
-    return f"[{', '.join(shown)}]" + (f" partial({', '.join(kinds)})" if kinds else "")
+    prefix, kinds = "" if dtype is None else dtype_text(dtype), ", ".join(layout.kinds)
+    return f"{prefix}[{', '.join(shown)}]" + (f" partial({kinds})" if kinds else "")

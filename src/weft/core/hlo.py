@@ -13,16 +13,20 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
+from weft.core.cuts import default_is_flat, flat_cuts
 from weft.core.mesh import Mesh, row_major
 from weft.errors import PlacementError, ShardTypeError
 
+if TYPE_CHECKING:
+    from weft.core.layout import Layout
+
 __all__ = [
-    "Digits", "TileAssignment", "check_expressible", "merged", "read", "read_sizes", "read_tiles",
-    "tile_assignment",
+    "Digits", "TileAssignment", "merged", "read", "read_sizes", "read_tiles", "tile_assignment",
 ]
 
 Digits = tuple[tuple[int, int], ...]
@@ -84,9 +88,20 @@ class TileAssignment:
         return f"<=[{_commas(size for size, _ in radix)}]{transposed}"
 
 
-def check_expressible(layout: str, kinds: Collection[str], ragged: Sequence[str]) -> None:
-    """Raise PlacementError where op-sharding cannot express a layout: it has partial axes
-    (`kinds`), or dims whose cuts are not flat (`ragged`)."""
+def tile_assignment(layout: Layout) -> TileAssignment:
+    """The tiles of a layout's dims; axes that shard nothing replicate, in mesh order.
+
+    Raises:
+        PlacementError: partial axes, or cuts that are not flat.
+    """
+    mesh, dims = layout.mesh, layout.dims
+    sizes = [tuple([mesh.axis_sizes[axis] for axis in axes]) for axes in dims]
+    kinds = layout.kinds
+    ragged = [
+        f"dim {dim}" + (f" with sizes {layout.sizes_of(dim)}" if cut else "")
+        for dim, (cut, length, its) in enumerate(zip(layout.cuts, layout.shape, sizes))
+        if not (default_is_flat(length, its) if cut is None else cut == flat_cuts(length, its))
+    ]
     if kinds or ragged:
         raise PlacementError(
             "Layout.hlo_sharding()", f"{layout} has {len(kinds)} partial axes and "
@@ -95,13 +110,9 @@ def check_expressible(layout: str, kinds: Collection[str], ragged: Sequence[str]
             "ceiling over all its axes", [*kinds, *ragged],
             "use layout.placements, which says everything, or layout.spec with sizes; "
             'or cut flat, Layout(mesh, shape, spec, sizes={0: "flat"})')
-
-
-def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment:
-    """The tiles of a layout's dims; axes that shard nothing replicate, in mesh order."""
     cutting = [axis for axes in dims for axis in axes]
     order = cutting + [axis for axis in range(mesh.ndim) if axis not in cutting]
-    tiles = tuple(math.prod(mesh.axis_sizes[axis] for axis in axes) for axes in dims)
+    tiles = tuple(map(math.prod, sizes))
     positions = merged((mesh.axis_sizes[axis], mesh.axis_strides[axis]) for axis in order)
     return TileAssignment(mesh, tiles, mesh.size() // math.prod(tiles), positions)
 

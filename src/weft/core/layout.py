@@ -22,7 +22,7 @@ from weft.core.cuts import (
     known_default_cuts,
 )
 from weft.core.display import AsPicture
-from weft.core.dtypes import check_carries, dtype_text
+from weft.core.dtypes import check_carries
 from weft.core.encoding import Cuts
 from weft.core.integers import lengths_of
 from weft.core.mesh import Mesh, as_mesh
@@ -381,12 +381,12 @@ class Layout(AsPicture):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """One placement per mesh axis; every layout has exactly one such spelling."""
-        return encoding.encode_placements(self.mesh, self.dims, self._explicit(), self.partial)
+        return encoding.encode_placements(self)
 
     @property
     def spec(self) -> P:
         """The partition spec; it does not include cuts."""
-        return encoding.encode_spec(self.mesh, self.dims, self.partial)
+        return encoding.encode_spec(self)
 
     @property
     def tile_assignment(self) -> hlo.TileAssignment:
@@ -395,12 +395,7 @@ class Layout(AsPicture):
         Raises:
             PlacementError: partial axes, or cuts that are not flat.
         """
-        ragged = [
-            f"dim {dim}" + (f" with sizes {self.sizes_of(dim)}" if cut else "")
-            for dim, cut in enumerate(self.cuts) if not self._is_flat(dim)
-        ]
-        hlo.check_expressible(str(self), self._kinds(), ragged)
-        return hlo.tile_assignment(self.mesh, self.dims)
+        return hlo.tile_assignment(self)
 
     def hlo_sharding(self, version: int = 2) -> str:
         """XLA's op-sharding string: version 1 lists the devices, version 2 is the iota form.
@@ -445,10 +440,7 @@ class Layout(AsPicture):
 
     def text(self, dtype: str | None = None) -> str:
         """The canonical text, `f32[8@dp, 16@(tp,sp)] partial(sum@cp)`, with sizes in braces."""
-        prefix = "" if dtype is None else dtype_text(dtype)
-        return prefix + encoding.text(
-            self.mesh, self.shape, self.dims, self._explicit(), self.partial
-        )
+        return encoding.text(self, dtype, self.explicit_sizes)
 
     # What a layout requires of dtypes and shapes.
 
@@ -459,21 +451,18 @@ class Layout(AsPicture):
             LayoutError: avg of integers or bools, max or min of complex numbers, bitwise kinds
                 of floats, logical kinds of anything but bools, sums of dtypes without a zero.
         """
-        check_carries(str(self), self._kinds(), dtype)
+        check_carries(str(self), self.kinds, dtype)
 
-    def _kinds(self) -> dict[str, str]:
+    @property
+    def kinds(self) -> dict[str, str]:
         """The partial axes: "sum@tp" -> "sum"."""
         return {
             f"{kind}@{name}": kind for kind, name in zip(self.partial, self.mesh.axis_names) if kind
         }
 
-    def _is_flat(self, dim: int) -> bool:
-        cut, sizes = self.cuts[dim], _sizes(self.mesh, self.dims[dim])
-        if cut is None:
-            return default_is_flat(self.shape[dim], sizes)
-        return cut == flat_cuts(self.shape[dim], sizes)
-
-    def _explicit(self) -> dict[int, tuple[int, ...]]:
+    @property
+    def explicit_sizes(self) -> dict[int, tuple[int, ...]]:
+        """Map tensor dim -> its shard sizes, where its cuts are not the default."""
         return {dim: self.sizes_of(dim) for dim, cut in enumerate(self.cuts) if cut is not None}
 
     def __eq__(self, other: object) -> bool:
@@ -491,13 +480,13 @@ class Layout(AsPicture):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The stored hash is valid only in this process (text hashes are salted): not pickled.
-        return Layout, (self.mesh, self.shape, self.spec, self._explicit())
+        return Layout, (self.mesh, self.shape, self.spec, self.explicit_sizes)
 
     def __str__(self) -> str:
         return self.text()
 
     def __repr__(self) -> str:
-        sizes = f", sizes={self._explicit()!r}" if any(self.cuts) else ""
+        sizes = f", sizes={self.explicit_sizes!r}" if any(self.cuts) else ""
         return f"Layout({self.mesh!r}, {self.shape}, {self.spec!r}{sizes})"
 
 

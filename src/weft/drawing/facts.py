@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 
 from weft.core import Layout, Mesh
-from weft.core.dtypes import dtype_text
 from weft.core.encoding import text
 from weft.drawing.blocks import Grid
 from weft.drawing.ranks import rank_set
@@ -20,11 +19,8 @@ _COUNTED = 2**20
 
 def title(layout: Layout, dtype: str | None = None) -> str:
     """The layout's own text, with few of many explicit sizes: `f32[8@dp, 16]`."""
-    sizes = {
-        dim: _few(layout.sizes_of(dim)) for dim, cut in enumerate(layout.cuts) if cut is not None
-    }
-    prefix = "" if dtype is None else dtype_text(dtype)
-    return prefix + text(layout.mesh, layout.shape, layout.dims, sizes, layout.partial)
+    sizes = {dim: _few(sizes) for dim, sizes in layout.explicit_sizes.items()}
+    return text(layout, dtype, sizes)
 
 
 def named(layout: Layout, dtype: str | None = None) -> str:
