@@ -15,6 +15,7 @@ is refused, with a suggestion of the text that was probably meant.
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -260,13 +261,9 @@ def _corrected(text: str, form: Callable[[Reader], object]) -> str:
     return _FORMS[form]
 
 
-_PLACEMENTS: dict[str, tuple[type[Placement], tuple[str, ...], int]] = {
-    # name -> class, names of its arguments, number of required ones
-    "Shard": (Shard, ("dim", "sizes"), 1), "S": (Shard, ("dim", "sizes"), 1),
-    "Replicate": (Replicate, (), 0), "R": (Replicate, (), 0),
-    "Partial": (Partial, ("reduce_op",), 0), "P": (Partial, ("reduce_op",), 0),
-    "StridedShard": (StridedShard, ("dim", "split_factor", "sizes", "skip"), 2),
-    "_S": (StridedShard, ("dim", "split_factor", "sizes", "skip"), 2),
+_PLACEMENTS: dict[str, type[Placement]] = {
+    "Shard": Shard, "S": Shard, "Replicate": Replicate, "R": Replicate, "Partial": Partial,
+    "P": Partial, "StridedShard": StridedShard, "_S": StridedShard,
 }
 
 
@@ -290,12 +287,12 @@ def _placement(tree: Any) -> Placement:
     if not isinstance(tree, Call) or tree.name not in _PLACEMENTS:
         shown = tree.name if isinstance(tree, Call) else tree
         raise UnreadableError(f"{shown!r} is no placement")
-    made, names, needed = _PLACEMENTS[tree.name]
-    given = {**dict(zip(names, tree.values)), **tree.options}
-    lost = len(given) < len(tree.values) + len(tree.options)
-    if lost or given.keys() - set(names) or set(names[:needed]) - given.keys():
-        raise UnreadableError(f"{tree.name} takes ({', '.join(names)})")
-    return made(**given)
+    takes = inspect.signature(_PLACEMENTS[tree.name])
+    try:
+        given = takes.bind(*tree.values, **tree.options)
+    except TypeError:
+        raise UnreadableError(f"{tree.name} takes ({', '.join(takes.parameters)})") from None
+    return _PLACEMENTS[tree.name](*given.args, **given.kwargs)
 
 
 _Parts = tuple[tuple[int, ...], P, dict[int, tuple[int, ...]], str | None]
