@@ -64,26 +64,14 @@ def run_together(
         else:  # the usual case, without the bookkeeping below
             del x
             return first[0].all_reduce_together(xs, first[1])
-    out = xs
-    joint: dict[tuple[Communicator, str], list[int]] = {}
-    for place, (transition, x) in enumerate(zip(transitions, xs)):
-        if x is None:
-            continue
-        with _resumed(noted, place):
-            if transition.reduction is None or x.requires_grad:
-                out[place] = transition(x)
-                continue
-            if STATE.on:
-                transition.report(x.element_size())
-        joint.setdefault(transition.reduction, []).append(place)
-    for (comm, kind), places in joint.items():
+    for (comm, kind, _), places in _reductions(transitions, xs, noted).items():
         with _told(transitions, noted, places) if STATE.on else nullcontext():
-            together = [out[place] for place in places]
+            together = [xs[place] for place in places]
             for place in places:
-                out[place] = None
+                xs[place] = None
             for place, total in zip(places, comm.all_reduce_together(together, kind)):
-                out[place] = total
-    return out
+                xs[place] = total
+    return xs
 
 
 def start_together(
@@ -94,18 +82,9 @@ def start_together(
     All-reduces of one group, kind and dtype are one collective, whatever their size.
     """
     out = list(xs)
-    joint: dict[tuple[Communicator, str, torch.dtype], list[int]] = {}
     with _DisableAutocast(), torch.no_grad():
-        for place, (transition, x) in enumerate(zip(transitions, xs)):
-            with _resumed(noted, place):
-                if transition.reduction is None:
-                    out[place] = transition(x)
-                    continue
-                if STATE.on:
-                    transition.report(x.element_size())
-            joint.setdefault((*transition.reduction, x.dtype), []).append(place)
         under_way = []
-        for (comm, kind, _), places in joint.items():
+        for (comm, kind, _), places in _reductions(transitions, out, noted).items():
             flat = joined([xs[place] for place in places])
             with _told(transitions, noted, places) if STATE.on else nullcontext():
                 under_way.append((places, comm.start_all_reduce(flat, kind, len(places) > 1)))
@@ -119,6 +98,25 @@ def start_together(
         return out
 
     return finished
+
+
+def _reductions(
+    transitions: Sequence[Transition], xs: list[Any], noted: Sequence[Noted]
+) -> dict[tuple[Communicator, str, torch.dtype], list[int]]:
+    """The places of tensors that one group reduces, by group, kind and dtype. All other transitions
+    are carried out here: the list gets their results."""
+    joint: dict[tuple[Communicator, str, torch.dtype], list[int]] = {}
+    for place, (transition, x) in enumerate(zip(transitions, xs)):
+        if x is None:
+            continue
+        with _resumed(noted, place):
+            if transition.reduction is None or x.requires_grad:
+                xs[place] = transition(x)
+                continue
+            if STATE.on:
+                transition.report(x.element_size())
+        joint.setdefault((*transition.reduction, x.dtype), []).append(place)
+    return joint
 
 
 @contextmanager
