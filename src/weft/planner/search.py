@@ -98,7 +98,8 @@ def family(src: Layout, dst: Layout, node_size: int, detours: bool = True) -> tu
 
 
 def move(src: Layout, dst: Layout) -> list[Step]:
-    """The steps between layouts with the same partial axes: exactly the missing bytes."""
+    """The steps between layouts with the same partial axes, of a tensor that has elements: exactly
+    the missing bytes."""
     ceasing: list[int] = []
     coming: list[int] = []
     nested = True
@@ -113,8 +114,6 @@ def move(src: Layout, dst: Layout) -> list[Step]:
         gathered = gathered or (bool(up) and (src.shape[dim] == 1 or _repeats(src.cuts[dim])))
         finest = src if up else dst
         between.append((finest.dims[dim], finest.cuts[dim]))
-    if 0 in src.shape:
-        return [Slice(src, dst)] if ceasing or coming else []
     if not ceasing:
         return [Slice(src, dst)] if coming else []
     if gathered and not missing_elements(src, dst):
