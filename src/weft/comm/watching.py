@@ -18,6 +18,7 @@ from typing import Any
 from weft.comm.collective_call import PROVIDER
 from weft.comm.communicator import Communicator
 from weft.core import AxisName
+from weft.core.scopes import Inside
 
 __all__ = ["Seen", "received_nbytes", "watching"]
 
@@ -73,44 +74,43 @@ _OPS = (
 Listener = Callable[[Seen], None]
 
 
-class _Watchers:
-    def __init__(self) -> None:
-        self.listeners: tuple[Listener, ...] = ()
-        self.originals: list[tuple[type, str, Any]] = []
-        self.lock = threading.Lock()
-
-
-class _Inside(threading.local):
+class _Thread(threading.local):
     depth = 0
 
 
-_watchers = _Watchers()
-_inside = _Inside()
+_thread = _Thread()
+_watched = Inside()
+_listeners: list[Listener] = []
+_originals: list[tuple[type, str, Any]] = []
 
 
 @contextmanager
 def watching(listener: Listener) -> Iterator[None]:
     """Inside, the listener is called with every collective of this process when it is over."""
-    with _watchers.lock:
-        if not _watchers.listeners:
-            _install(Communicator)
-        _watchers.listeners = (*_watchers.listeners, listener)
+    _listeners.append(listener)
     try:
-        yield
+        with _watched.counted():
+            yield
     finally:
-        with _watchers.lock:
-            _watchers.listeners = tuple(one for one in _watchers.listeners if one is not listener)
-            if not _watchers.listeners:
-                while _watchers.originals:
-                    kind, name, original = _watchers.originals.pop()
-                    setattr(kind, name, original)
+        _listeners.remove(listener)
+
+
+def _replace() -> None:
+    """While anybody watches, the methods are clocked."""
+    if _watched.on and not _originals:
+        _install(Communicator)
+    while not _watched.on and _originals:
+        setattr(*_originals.pop())
+
+
+_watched.changed = _replace
 
 
 def _install(kind: type) -> None:
     for name in _OPS:
         original = kind.__dict__.get(name)
         if original is not None:
-            _watchers.originals.append((kind, name, original))
+            _originals.append((kind, name, original))
             setattr(kind, name, _clocked(original, name))
     for inner in kind.__subclasses__():
         _install(inner)
@@ -119,21 +119,21 @@ def _install(kind: type) -> None:
 def _clocked(original: Callable[..., Any], op: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Communicator, *args: Any, **kwargs: Any) -> Any:
-        if _inside.depth or self.size == 1:
+        if _thread.depth or self.size == 1:
             return original(self, *args, **kwargs)
         asks = PROVIDER.asks()
         nbytes = received_nbytes(self, op, args)
         start = time.time_ns()
-        _inside.depth += 1
+        _thread.depth += 1
         try:
             out = original(self, *args, **kwargs)
         finally:
-            _inside.depth -= 1
+            _thread.depth -= 1
 
         def over(under_way: bool) -> None:
             seen = Seen(op.removeprefix("start_"), self.ranks[self.index], self.axes, nbytes, start,
                         time.time_ns(), under_way, *asks)
-            for listener in _watchers.listeners:
+            for listener in [*_listeners]:
                 listener(seen)
 
         if op != "swap" and not op.startswith("start_"):
