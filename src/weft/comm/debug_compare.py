@@ -25,6 +25,7 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -83,23 +84,19 @@ class DebugCompare:
         also if it has come to none: that of an `if rank == 0` may be the first."""
         store = _store() if self._counts or is_on else None
         if store is not None:
-            try:
+            with suppress(RuntimeError):  # the process with the store has already ended
                 store.set(f"ended/{self.rank}", "")
                 deadline = time.monotonic() + _GRACE
                 for digest_of_other in itertools.chain(*self._others.values()):
                     while store.check([digest_of_other]) and time.monotonic() < deadline:
                         time.sleep(_LONGEST_PAUSE)
-            except RuntimeError:  # the process with the store has already ended
-                return
 
     def stopped(self, why: str) -> None:
         """Write last words in advance: this rank has failed and may not come again."""
         store = _store()
         if store is not None:
-            try:
+            with suppress(RuntimeError):  # the process with the store has already ended
                 store.set(f"stopped/{self.rank}", why)
-            except RuntimeError:  # the process with the store has already ended
-                return
 
     def last_words(self, ranks: Sequence[int], mine: str) -> list[str]:
         """After a collective over `ranks` has failed: what its ranks are known to be doing.
@@ -235,7 +232,7 @@ def _group(ranks: Sequence[int]) -> str:
 
 def _read_words(words: dict[int, str], rank: int, ranks: tuple[int, ...], count: int) -> None:
     place = f"stopped/{_group(ranks)}/{count}"
-    try:
+    with suppress(RuntimeError):  # the process with the store has already ended
         store = _store()
         if store is None:
             return
@@ -254,8 +251,6 @@ def _read_words(words: dict[int, str], rank: int, ranks: tuple[int, ...], count:
             elif store.check([f"at/{other}"]):
                 last = store.get(f"at/{other}").decode()
                 words[other] = f"has not been heard of; the last it asked for is {last}"
-    except RuntimeError:  # the process with the store has already ended
-        return
 
 
 def _no_store(ask: CollectiveCall, rank: int, error: RuntimeError) -> str:
