@@ -9,7 +9,7 @@ import pytest
 
 from tests.interpret import PlanError, interpret
 from weft.core import Cover, Interval, Layout, Mesh, P
-from weft.planner import Plan, fetching, folding, gradient_layout, plan, transpose
+from weft.planner import Plan, fetching, folding, gradient_layout, plan
 
 ROWS = ((3, 3), (2, 1, 2, 1), (0, 4, 1, 1), (6, 0), (1, 1, 1, 1, 1, 1), (0, 0, 6), (5, 1))
 AROUND = ((0, 0), (1, 0), (0, 2), (1, 1), (4, 7), (-1, 1))
@@ -45,9 +45,9 @@ def test_lines(sizes: tuple[int, ...], around_it: tuple[int, int], rings: tuple[
         assert around_it == (0, 0)
         return
     there = judged(fetching(layout, layout, cover))
-    back = judged(transpose(there))
+    back = judged(there.transpose())
     assert back.total_bytes == there.total_bytes
-    assert judged(transpose(back)).total_bytes == there.total_bytes
+    assert judged(back.transpose()).total_bytes == there.total_bytes
 
 
 @pytest.mark.parametrize("rows", [(4, 1, 2), (0, 7, 0), None])
@@ -65,7 +65,7 @@ def test_two_dims_in_one_exchange(
     assert cover is not None
     there = judged(fetching(other, layout, cover))
     assert len(there.steps) == 1
-    assert len(judged(transpose(there)).steps) == 1
+    assert len(judged(there.transpose()).steps) == 1
 
 
 @pytest.mark.parametrize("target", [
@@ -81,7 +81,7 @@ def test_shards_of_other_dims_in_one_exchange(target: P, rings: tuple[int, ...])
     for shards in (Layout(mesh, (7, 5), P("x", "y")),
                    Layout(mesh, (7, 5), P(("x", "y")), sizes={0: (0, 3, 1, 0, 2, 1)})):
         there = judged(fetching(shards, boxes, cover))
-        back = judged(transpose(there))
+        back = judged(there.transpose())
         assert len(there.steps) == len(back.steps) == 1
         assert (there.total_bytes == 0) <= (shards == boxes)
         apart = fetching(boxes, boxes, cover).total_bytes + plan(shards, boxes).total_bytes
@@ -108,7 +108,7 @@ def test_bytes_are_the_rows_that_are_read() -> None:
     assert cover is not None
     there = fetching(layout, layout, cover, 8)
     assert [there.bytes_received(rank) for rank in range(4)] == [160, 240, 240, 80]
-    back = transpose(there)
+    back = there.transpose()
     assert [back.bytes_received(rank) for rank in range(4)] == [80, 240, 240, 160]
 
 
@@ -130,7 +130,7 @@ def test_text() -> None:
     assert cover is not None
     plan = fetching(layout, layout, cover)
     assert "1. Halo over x: dim 0 by 1 and 2, of [16@x, 10]" in str(plan)
-    assert "1. Sum of halos over x: dim 0 by 1 and 2, of [16@x, 10]" in str(transpose(plan))
+    assert "1. Sum of halos over x: dim 0 by 1 and 2, of [16@x, 10]" in str(plan.transpose())
 
 
 def test_many_ranks() -> None:
@@ -142,5 +142,5 @@ def test_many_ranks() -> None:
     plan = fetching(layout, layout, cover, 4)
     assert plan.bytes_received(257) == 4 * (10 * 10 - 8 * 8)
     assert plan.total_bytes == 4 * ((2048 + 510) ** 2 - 2048**2)
-    assert transpose(plan).bytes_received(257) == plan.bytes_received(257)
+    assert plan.transpose().bytes_received(257) == plan.bytes_received(257)
     assert time.thread_time() - start < 1.0

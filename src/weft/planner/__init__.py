@@ -11,7 +11,7 @@ from weft.planner.plan import (
     gradient_layout,
     kept_plans,
     plan,
-    transpose,
+    planned,
 )
 from weft.planner.steps import (
     AllGather,
@@ -30,6 +30,6 @@ __all__ = [
     "AllGather", "AllReduce", "Exchange", "Fetch", "Fold", "GLOO", "IDEMPOTENT", "LINEAR", "Link",
     "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "MakePartial", "Transfer", "check",
     "fetching", "folding", "forget_plans", "gradient_layout", "is_local", "kept_plans",
-    "kept_partials", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
-    "transpose",
+    "kept_partials", "plan", "planned", "set_links", "step_nbytes", "step_nbytes_at",
+    "step_seconds",
 ]

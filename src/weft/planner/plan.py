@@ -41,8 +41,8 @@ from weft.planner.search import family, search
 from weft.planner.steps import Fetch, Fold, Step
 
 __all__ = [
-    "Plan", "fetching", "folding", "forget_plans", "gradient_layout", "kept_plans",
-    "plan", "transpose",
+    "Plan", "fetching", "folding", "forget_plans", "gradient_layout", "kept_plans", "plan",
+    "planned",
 ]
 
 _LISTED = 16
@@ -127,11 +127,40 @@ class Plan(AsPicture):
         return peak_elements(self.src, self.steps)
 
     def transpose(self) -> Plan:
-        """The plan of the gradient, from the target's side back to the source's."""
-        return transpose(self)
+        """The plan of the gradient: from the dual of the target to the dual of the source.
+
+        Neither dual is partial, so the plan moves exactly what is missing: a gather becomes a
+        slice, a reduce-scatter a gather, an exchange its own reverse, and an all-reduce nothing.
+        A halo that was read is summed, and the other way round.
+        """
+        folds = None if self.folds is None else replace(self.folds, fill=0.0)
+        return planned(gradient_layout(self.dst), gradient_layout(self.src), folds, self.cover,
+                       self.itemsize, self.links)
 
     def __str__(self) -> str:
-        return _text(self)
+        """Layouts, steps, and their cost, one item per line."""
+        src, dst = self.src, self.dst
+        alone = src.mesh == dst.mesh
+        places = f" on {src.mesh}" if alone else f", from {src.mesh} to {dst.mesh}"
+        lines = [f"{src} -> {dst}{places}"]
+        for number, step in enumerate(self.steps, 1):
+            nbytes = step_nbytes(step, self.itemsize)
+            seconds = step_seconds(step, self.itemsize, self.links)
+            cost = "nothing is sent"
+            if nbytes:
+                cost = f"{nbytes_text(nbytes)}, {seconds_text(seconds)}"
+            lines.append(f"  {number}. {step}: {cost}")
+        if not self.steps:
+            lines.append("  nothing to do")
+        total, bound = self.total_bytes, self.lower_bound
+        ratio = f", {total / bound:.2f}x" if bound else ""
+        lines += [
+            f"  received: {nbytes_text(total)}; lower bound {nbytes_text(bound)}{ratio}",
+            f"  per rank: {_by_rank(self)}",
+            f"  memory:   {nbytes_text(self.peak_elements * self.itemsize)} at once, at most",
+            f"  time:     {seconds_text(self.seconds)}, estimated",
+        ]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
@@ -247,6 +276,18 @@ def folding(src: Layout, cover: Cover, dst: Layout, itemsize: int = 4) -> Plan:
     return Plan(src, dst, (first, *rest.steps), itemsize, rest.links, folds=cover)
 
 
+def planned(
+    src: Layout, dst: Layout, cover: Cover | None, folds: Cover | None, itemsize: int = 4,
+    links: Links | None = None,
+) -> Plan:
+    """The plan between layouts, or to boxes that ranks read, or from boxes that are summed."""
+    if cover is not None:
+        return fetching(src, dst, cover, itemsize)
+    if folds is not None:
+        return folding(src, folds, dst, itemsize)
+    return plan(src, dst, itemsize, links=links)
+
+
 def _owned(shards: Layout, boxes: Layout) -> Layout:
     """The layout of shards that boxes are read of, or summed to, by one exchange."""
     same = shards.mesh == boxes.mesh and (shards.sharded_axes, shards.partial) == (
@@ -281,46 +322,6 @@ def gradient_layout(layout: Layout, varying: frozenset[int] = frozenset()) -> La
     """The layout of a gradient: S for S, I for I and P, and P(sum) for a varying axis."""
     value = layout.without_partial()
     return value.with_partial(varying) if varying else value
-
-
-def transpose(forward: Plan) -> Plan:
-    """The plan of the gradient: from the dual of the target to the dual of the source.
-
-    Neither dual is partial, so the plan moves exactly what is missing: a gather becomes a
-    slice, a reduce-scatter a gather, an exchange its own reverse, and an all-reduce nothing.
-
-    A halo that was read is summed, and the other way round.
-    """
-    src, dst = gradient_layout(forward.dst), gradient_layout(forward.src)
-    if forward.cover is not None:
-        return folding(src, forward.cover, dst, forward.itemsize)
-    if forward.folds is not None:
-        return fetching(src, dst, replace(forward.folds, fill=0.0), forward.itemsize)
-    return plan(src, dst, forward.itemsize, links=forward.links)
-
-
-def _text(plan: Plan) -> str:
-    """Layouts, steps, and their cost, one item per line."""
-    src, dst = plan.src, plan.dst
-    alone = src.mesh == dst.mesh
-    places = f" on {src.mesh}" if alone else f", from {src.mesh} to {dst.mesh}"
-    lines = [f"{src} -> {dst}{places}"]
-    for number, step in enumerate(plan.steps, 1):
-        nbytes = step_nbytes(step, plan.itemsize)
-        seconds = step_seconds(step, plan.itemsize, plan.links)
-        cost = f"{nbytes_text(nbytes)}, {seconds_text(seconds)}" if nbytes else "nothing is sent"
-        lines.append(f"  {number}. {step}: {cost}")
-    if not plan.steps:
-        lines.append("  nothing to do")
-    total, bound = plan.total_bytes, plan.lower_bound
-    ratio = f", {total / bound:.2f}x" if bound else ""
-    lines += [
-        f"  received: {nbytes_text(total)}; lower bound {nbytes_text(bound)}{ratio}",
-        f"  per rank: {_by_rank(plan)}",
-        f"  memory:   {nbytes_text(plan.peak_elements * plan.itemsize)} at once, at most",
-        f"  time:     {seconds_text(plan.seconds)}, estimated",
-    ]
-    return "\n".join(lines)
 
 
 def _by_rank(plan: Plan) -> str:

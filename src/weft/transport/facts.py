@@ -10,31 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from weft.core.cover import Cover
 from weft.core.layout import Layout
-from weft.planner import (
-    IDEMPOTENT,
-    Fetch,
-    Fold,
-    Plan,
-    fetching,
-    folding,
-    is_local,
-    kept_partials,
-    plan,
-)
+from weft.planner import IDEMPOTENT, Fetch, Fold, Plan, is_local, kept_partials
 
 __all__ = [
-    "communicates", "divisor", "factors", "partial_axes", "planned", "products", "replicated",
-    "text", "with_halo",
+    "communicates", "divisor", "factors", "partial_axes", "products", "replicated", "text",
+    "with_halo",
 ]
-
-
-def planned(src: Layout, dst: Layout, cover: Cover | None, folds: Cover | None) -> Plan:
-    """The plan between layouts, or to boxes that ranks read, or from boxes that are summed."""
-    if cover is not None:
-        return fetching(src, dst, cover)
-    return plan(src, dst) if folds is None else folding(src, folds, dst)
 
 
 def replicated(layout: Layout, axes: Iterable[int]) -> frozenset[int]:

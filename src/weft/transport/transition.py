@@ -34,7 +34,7 @@ from weft.comm import BoundMesh, Finish
 from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError
-from weft.planner import IDEMPOTENT, gradient_layout, step_nbytes
+from weft.planner import IDEMPOTENT, gradient_layout, planned, step_nbytes
 from weft.transport import facts
 from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
@@ -137,8 +137,8 @@ class Transition:
         self.apart = apart
         self.order = None if self.target.here is None else order
         self.cover, self.folds, self.casts = cover, folds, casts
-        self._plan = facts.planned(src, dst, cover, folds)
-        self._back = facts.planned(
+        self._plan = planned(src, dst, cover, folds)
+        self._back = planned(
             gradient_layout(dst, self.dst_varying | self.apart),
             gradient_layout(src, self.src_varying | self.apart),
             None if folds is None else replace(folds, fill=0.0), cover,
