@@ -52,11 +52,10 @@ def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> l
     before, after = (box_text(side) if side else "nothing" for side in sides)
     out = [f"Rank {rank} holds {before}, then {after}"]
     for number, step in enumerate(plan.steps, 1):
-        names = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
         at = step.dst.mesh.coordinate_of_rank(rank)
         received = 0 if at is None else step_nbytes_at(step, at, plan.itemsize)
-        over = f" over {names}" if names else ""
-        out.append(f"  {number}. {type(step).__name__}{over}: receives {nbytes_text(received)}")
+        what = f"{type(step).__name__}{step.over}"
+        out.append(f"  {number}. {what}: receives {nbytes_text(received)}")
         out += [f"     {line}" for line in _listed(list(_rows(step, rank)))]
     return out
 

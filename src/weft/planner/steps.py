@@ -50,12 +50,17 @@ class _Step:
     axes: tuple[int, ...] = ()
 
     @property
-    def _over(self) -> str:
-        names = ",".join(str(self.src.mesh.axis_names[axis]) for axis in self.axes)
-        return f" over {names}" if names else ""
+    def names(self) -> tuple[str, ...]:
+        """The names of the axes."""
+        return tuple([str(self.src.mesh.axis_names[axis]) for axis in self.axes])
+
+    @property
+    def over(self) -> str:
+        """The axes, for texts: ` over dp,tp`."""
+        return f" over {','.join(self.names)}" if self.axes else ""
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}{self._over}: {self.src} -> {self.dst}"
+        return f"{type(self).__name__}{self.over}: {self.src} -> {self.dst}"
 
 
 class Slice(_Step):
@@ -156,7 +161,7 @@ class _Halo(_Step):
         same = self.shards == self.boxes
         of = str(self.shards) if same else f"{self.shards}, {how} {self.boxes}"
         word = "Sum of halos" if self.adds else "Halo"
-        return f"{word}{self._over}: {', '.join(wide)}, of {of}"
+        return f"{word}{self.over}: {', '.join(wide)}, of {of}"
 
 
 class Fetch(_Halo):

@@ -162,10 +162,8 @@ def _apart(
 
 
 def _told(step: Step, mesh: BoundMesh) -> _Collective:
-    names = step.src.mesh.axis_names
-    over = tuple(str(names[axis]) for axis in step.axes)
     elements = 0 if mesh.here is None else step_nbytes_at(step, mesh.here, 1)
-    return _Collective(_NAMES.get(type(step), type(step).__name__), over, elements)
+    return _Collective(_NAMES.get(type(step), type(step).__name__), step.names, elements)
 
 
 _NAMES: dict[type, str] = {Fetch: "Halo", Fold: "HaloSum"}

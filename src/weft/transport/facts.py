@@ -89,10 +89,9 @@ def with_halo(said: str, found: Plan) -> str:
     for step in found.steps:
         if isinstance(step, (Fetch, Fold)):
             dims = [dim for dim, mine in enumerate(step.cover.reads) if mine is not None]
-            axes = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
             word = "halo" if isinstance(step, Fetch) else "sum of halo"
             halo = f"{word} of {', '.join(f'dim {dim}' for dim in dims)}"
-            halo += f" on {axes}" if axes else ""
+            halo += f" on {','.join(step.names)}" if step.axes else ""
             said = halo if said == "nothing" else f"{said}, {halo}"
     return said
 
