@@ -276,7 +276,10 @@ def _overlaps(dims: _Dims) -> int:
         return constant * math.prod([_overlaps(family) for family in families])
     for s, d in rest:
         if _twins(s, d):
-            return constant * _overlaps(_renamed(rest, d.levels[0].digit, s.levels[0].digit))
+            both = d.levels[0].digit, s.levels[0].digit
+            return constant * _overlaps([
+                (_renamed(one, *both), _renamed(other, *both)) for one, other in rest
+            ])
     digit = next((node.levels[0].digit for dim in rest for node in dim
                   if node.levels and _is_steady(rest, node.levels[0].digit)), None)
     if digit is not None:
@@ -307,18 +310,17 @@ def _twins(s: _Node, d: _Node) -> bool:
 def _cut_alike(s: _Node, d: _Node) -> bool:
     if (s.low, s.high, s.levels[0][1:]) != (d.low, d.high, d.levels[0][1:]):
         return False
-    if s.cuts is None and d.cuts is None:
-        return bool(s.levels[0].total) or s.chunk == d.chunk
-    return False
+    is_default = s.cuts is None and d.cuts is None
+    return is_default and (bool(s.levels[0].total) or s.chunk == d.chunk)
 
 
-def _renamed(dims: _Dims, old: int, new: int) -> _Dims:
-    def rename(node: _Node) -> _Node:
-        return node._replace(levels=tuple([
-            level._replace(digit=new) if level.digit == old else level for level in node.levels
-        ]))
-
-    return [(rename(s), rename(d)) for s, d in dims]
+def _renamed(node: _Node, old: int, new: int) -> _Node:
+    """A tree with another number for a digit."""
+    if all(level.digit != old for level in node.levels):
+        return node
+    return node._replace(levels=tuple([
+        level._replace(digit=new) if level.digit == old else level for level in node.levels
+    ]))
 
 
 def _is_steady(dims: _Dims, digit: int) -> bool:
@@ -365,11 +367,7 @@ def _descended(dims: _Dims, digit: int, value: int) -> _Dims:
     """All trees after one digit is known; a digit that is used only later waits as -1 - value."""
 
     def descend(node: _Node) -> _Node:
-        if any(level.digit == digit for level in node.levels):
-            node = node._replace(levels=tuple([
-                level._replace(digit=-1 - value) if level.digit == digit else level
-                for level in node.levels
-            ]))
+        node = _renamed(node, digit, -1 - value)
         while node.levels and node.levels[0].digit < 0:
             node = node.child(-1 - node.levels[0].digit)
         return node
