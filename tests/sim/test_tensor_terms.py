@@ -50,9 +50,9 @@ def test_all_terms_and_the_loss_are_one_collective() -> None:
         comm = mesh.comm((0,))
         original = type(comm)._all_reduce
 
-        def counted(self: Any, t: Any, kind: str) -> Any:
+        def counted(self: Any, t: Any, kind: str, own: bool) -> Any:
             seen.append(t.numel())
-            return original(self, t, kind)
+            return original(self, t, kind, own)
 
         type(comm)._all_reduce = counted
         try:

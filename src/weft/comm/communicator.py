@@ -121,9 +121,9 @@ class Communicator:
         check_kind(kind, x.dtype)
         x = x.detach()
         if self.size == 1 or x.numel() == 0:
-            return _done(_copy(x))
+            return _finish(_copy(x))
         dense = x.contiguous()
-        return self._start_all_reduce(dense, kind, own or dense is not x)
+        return _finish(self._all_reduce(dense, kind, own or dense is not x))
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """`sizes[i]` elements from each rank i, in rank order."""
@@ -135,8 +135,8 @@ class Communicator:
         if self.debug.on:
             self._agree("all_gather", x.dtype, tuple(sizes))
         if self.size == 1 or sum(sizes) == 0:
-            return _done(_copy(x.detach()))
-        return self._start_all_gather(x.detach(), tuple(sizes))
+            return _finish(_copy(x.detach()))
+        return _finish(self._all_gather(x.detach(), tuple(sizes)))
 
     def reduce_scatter(self, x: Tensor, sizes: Sequence[int], kind: str) -> Tensor:
         """Reduce every rank's `x` of `sum(sizes)` elements; rank i keeps its `sizes[i]`.
@@ -154,8 +154,8 @@ class Communicator:
         check_kind(kind, x.dtype)
         self._check(x, sum(sizes), sizes)
         if self.size == 1 or x.numel() == 0:
-            return _done(_copy(x.detach()))
-        return self._start_reduce_scatter(x.detach(), tuple(sizes), kind)
+            return _finish(_copy(x.detach()))
+        return _finish(self._reduce_scatter(x.detach(), tuple(sizes), kind))
 
     def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """Send `send[i]` elements to each rank i, receive `recv[i]` from it, in rank order."""
@@ -165,7 +165,7 @@ class Communicator:
             self._agree("all_to_all", x.dtype, send=tuple(send), recv=tuple(recv))
         if self.size == 1:
             return _copy(x.detach())
-        return self._start_all_to_all(x.detach(), tuple(send), tuple(recv))()
+        return _finish(self._all_to_all(x.detach(), tuple(send), tuple(recv)))()
 
     def swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         """Start to send tensors, and to receive into others, each directly from and to memory.
@@ -229,32 +229,21 @@ class Communicator:
             assert x.dim() == 1 and x.is_contiguous(), "buffers are flat and contiguous"
             assert x.numel() == numel, f"{x.numel()} elements where {numel} are due"
 
-    # An implementation starts these collectives, or else carries them out.
+    # An implementation starts the first four, or else carries them out. The last argument of an
+    # all-reduce says whether it may write to the buffer.
 
-    _all_reduce: Callable[[Tensor, str], Tensor]
-    _all_gather: Callable[[Tensor, tuple[int, ...]], Tensor]
-    _reduce_scatter: Callable[[Tensor, tuple[int, ...], str], Tensor]
-    _all_to_all: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
+    _all_reduce: Callable[[Tensor, str, bool], Tensor | Finish]
+    _all_gather: Callable[[Tensor, tuple[int, ...]], Tensor | Finish]
+    _reduce_scatter: Callable[[Tensor, tuple[int, ...], str], Tensor | Finish]
+    _all_to_all: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor | Finish]
     _broadcast: Callable[[Tensor, int], Tensor]
     _exchange: Callable[[object], list[object]]
-
-    def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
-        return _done(self._all_reduce(x, kind))
-
-    def _start_all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
-        return _done(self._all_gather(x, sizes))
-
-    def _start_reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Finish:
-        return _done(self._reduce_scatter(x, sizes, kind))
-
-    def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
-        return _done(self._all_to_all(x, send, recv))
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
         """By one all-to-all; overridden where there is a better way."""
         given = [piece.reshape(-1) for _, piece in sorted(send, key=itemgetter(0))]
         x = torch.cat(given) if given else torch.empty(0, dtype=dtype, device=self.device)
-        finish = self._start_all_to_all(x, self._sizes(send), self._sizes(recv))
+        finish = _finish(self._all_to_all(x, self._sizes(send), self._sizes(recv)))
 
         def wait() -> None:
             got, pieces = finish(), sorted(recv, key=itemgetter(0))
@@ -301,8 +290,8 @@ def nothing_to_wait_for() -> None:
     """The `Wait` of something that has already happened."""
 
 
-def _done(out: Tensor) -> Finish:
-    return lambda: out
+def _finish(out: Tensor | Finish) -> Finish:
+    return (lambda: out) if isinstance(out, Tensor) else out
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class ProcessCommunicator(GroupCalls):
             self.sums = _OF_TWO if self.size == 2 else self.exact
         self.native = bool(self.exact) and self.in_order
 
-    def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
+    def _all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
         if (kind, x.dtype) in self.sums:
             total = x if own else x.clone()
             # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
@@ -119,16 +119,16 @@ class ProcessCommunicator(GroupCalls):
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
-            partials = self._start_all_gather(flat, (flat.numel(),) * self.size)
+            partials = self._all_gather(flat, (flat.numel(),) * self.size)
             return lambda: reduce_partials(partials().chunk(self.size), kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         out = torch.empty_like(flat)
-        mine = self._start_reduce_scatter(flat, sizes, kind, out.split(sizes)[self.index])()
-        gathered = self._start_all_gather(mine, sizes, out)
+        mine = self._reduce_scatter(flat, sizes, kind, out.split(sizes)[self.index])()
+        gathered = self._all_gather(mine, sizes, out)
         return lambda: gathered().view(x.shape)
 
-    def _start_all_gather(
+    def _all_gather(
         self, x: Tensor, sizes: tuple[int, ...], out: Tensor | None = None
     ) -> Finish:
         """By messages, where that is more than a little: received data is already in place. `x` may
@@ -140,7 +140,7 @@ class ProcessCommunicator(GroupCalls):
             wait = self._start("all_gather", _gather_even, whole, data, group, True)
             return _then(wait, lambda: whole.view(x.dtype))
         if sum(sizes) * x.element_size() < self.swaps_from_nbytes:
-            return self._start_all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
+            return self._all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
         out = x.new_empty(sum(sizes)) if out is None else out
         parts = out.split(sizes)
         recv = [(place, parts[place]) for place in self._others() if sizes[place]]
@@ -154,7 +154,7 @@ class ProcessCommunicator(GroupCalls):
         """The other positions, the next one first: every rank starts with a different one."""
         return [(self.index + step) % self.size for step in range(1, self.size)]
 
-    def _start_reduce_scatter(
+    def _reduce_scatter(
         self, x: Tensor, sizes: tuple[int, ...], kind: str, out: Tensor | None = None
     ) -> Finish:
         mine = sizes[self.index]
@@ -164,7 +164,7 @@ class ProcessCommunicator(GroupCalls):
             wait = self._start("reduce_scatter", _scatter_even, total, x, _OPS[kind], group, True)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
         if sum(sizes) * x.element_size() < _SWAP_PARTIALS * self.swaps_from_nbytes:
-            received = self._start_all_to_all(x, sizes, (mine,) * self.size)
+            received = self._all_to_all(x, sizes, (mine,) * self.size)
             return lambda: reduce_partials(received().view(self.size, mine).unbind(), kind, out)
         parts = x.split(sizes)
         partials = list(x.new_empty(self.size - 1, mine))
@@ -174,7 +174,7 @@ class ProcessCommunicator(GroupCalls):
         wait = self._swap(send, recv, x.dtype)
         return _then(wait, lambda: reduce_partials(partials, kind, out))
 
-    def _start_all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
+    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Finish:
         arriving = recv
         if not self.in_order:
             x = torch.cat(self._listed(x.split(send)))
@@ -228,7 +228,7 @@ class ProcessCommunicator(GroupCalls):
 
     def _gather_bytes(self, data: bytes, sizes: tuple[int, ...]) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
-        parts = self._start_all_gather(mine, sizes)().cpu().split(sizes)
+        parts = self._all_gather(mine, sizes)().cpu().split(sizes)
         return [part.numpy().tobytes() for part in parts]
 
 

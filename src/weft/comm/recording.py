@@ -67,7 +67,7 @@ class RecordingCommunicator(Communicator):
         with setting(self.world, at_work=True):
             return make(*args)
 
-    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
+    def _all_reduce(self, x: Tensor, kind: str, own: bool) -> Tensor:
         self._record("all_reduce", x, kind)
         return self._made(_of_equal, x, kind, self.size) if x.is_meta else torch.zeros_like(x)
 

@@ -81,7 +81,7 @@ class SimulatedCommunicator(Communicator):
         # A meter of this rank's memory sees what the rank gets from here on, as on a process group.
         return found.detach() if is_watched and isinstance(found, Tensor) else found
 
-    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
+    def _all_reduce(self, x: Tensor, kind: str, own: bool) -> Tensor:
         def finish(partials: list[Tensor]) -> list[Tensor]:
             total = reduce_partials(partials, kind)
             return [total, *(total.clone() for _ in partials[1:])]
