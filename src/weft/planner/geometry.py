@@ -16,8 +16,8 @@ from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 
 __all__ = [
-    "Coordinate", "coarser", "common_depth", "digits_of", "finer", "group_boxes",
-    "intersect", "largest", "meets", "num_copies", "size_over", "strip", "volume",
+    "Coordinate", "between", "coarser", "common_depth", "digits_of", "finer", "group_boxes",
+    "intersect", "largest", "longest", "meets", "num_copies", "size_over", "strip", "volume",
 ]
 
 Coordinate = tuple[int, ...]
@@ -88,6 +88,19 @@ def intersect(left: Box, right: Box) -> Box | None:
 def volume(box: Box) -> int:
     """Number of elements of a box."""
     return math.prod([stop - start for start, stop in box])
+
+
+def longest(box: Box) -> tuple[int, int]:
+    """The dim in which a box is longest, and its length there; (0, 1) of a box without dims."""
+    lengths = [stop - start for start, stop in box]
+    dim = max(range(len(box)), key=lengths.__getitem__, default=0)
+    return dim, lengths[dim] if box else 1
+
+
+def between(box: Box, dim: int, start: int, stop: int) -> Box:
+    """The part of a box from one place of a dim to another, counted from where it begins."""
+    low = box[dim][0]
+    return (*box[:dim], (low + start, low + stop), *box[dim + 1 :])
 
 
 def meets(

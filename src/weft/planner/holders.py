@@ -34,7 +34,7 @@ from typing import NamedTuple, TypeVar
 
 from weft.core.hlo import merged
 from weft.core.layout import Box, Layout
-from weft.planner.geometry import Coordinate, intersect, meets, volume
+from weft.planner.geometry import Coordinate, between, intersect, longest, meets, volume
 
 __all__ = ["LISTED", "Crossing", "Side", "crossing"]
 
@@ -315,19 +315,16 @@ def _divided(box: Box, begin: int, total: int, num: int) -> list[Box]:
     """A part that begins at `begin` of a line, divided where one of `num` shares of it ends."""
     size = volume(box)
     first, last = begin * num // total, (begin + size - 1) * num // total
-    lengths = [stop - start for start, stop in box]
-    dim = max(range(len(box)), key=lengths.__getitem__, default=0)
-    if first == last or lengths[dim] == 1:
+    dim, length = longest(box)
+    if first == last or length == 1:
         return [box]
-    low, row = box[dim][0], size // lengths[dim]
+    row = size // length
     borders = [  # rounded to rows
         (2 * (share * total - begin * num) + num * row) // (2 * num * row)
         for share in range(first + 1, last + 1)
     ]
-    cuts = [0, *(min(max(at, 0), lengths[dim]) for at in borders), lengths[dim]]
-    return [
-        (*box[:dim], (low + start, low + stop), *box[dim + 1:]) for start, stop in pairwise(cuts)
-    ]
+    cuts = [0, *(min(max(at, 0), length) for at in borders), length]
+    return [between(box, dim, *ends) for ends in pairwise(cuts)]
 
 
 def _served(shares: dict[int, list[tuple[int, Box]]], taker: int) -> list[tuple[int, Box]]:

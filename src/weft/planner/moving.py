@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from weft.core.dtypes import itemsize
 from weft.core.layout import Box, Layout
-from weft.planner.geometry import volume
+from weft.planner.geometry import between, longest, volume
 from weft.planner.holders import crossing
 from weft.planner.links import as_links
 from weft.planner.overlap import missing_elements
@@ -125,22 +125,17 @@ def _largest_piece(parts: Sequence[tuple[int, Box]], count: int) -> int:
     """Elements of the largest of `count` pieces of all parts."""
     total = 0
     for _, box in parts:
-        longest = max([stop - start for start, stop in box], default=1)
-        total += volume(box) // longest * -(-longest // count)
+        _, length = longest(box)
+        total += volume(box) // length * -(-length // count)
     return total
 
 
 def piece_of(box: Box, number: int, count: int) -> Box:
     """Piece `number` of `count` of a part, along its longest dim; some are empty if it is short."""
-    if count == 1:
+    if count == 1 or not box:
         return box
-    lengths = [stop - start for start, stop in box]
-    dim = max(range(len(box)), key=lengths.__getitem__, default=0)
-    if not box:
-        return box
-    low, length = box[dim][0], lengths[dim]
-    start, stop = length * number // count, length * (number + 1) // count
-    return (*box[:dim], (low + start, low + stop), *box[dim + 1:])
+    dim, length = longest(box)
+    return between(box, dim, length * number // count, length * (number + 1) // count)
 
 
 @dataclass(frozen=True, eq=False)
