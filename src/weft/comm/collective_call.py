@@ -283,18 +283,13 @@ def who(whose: Iterable[tuple[int, str]]) -> list[str]:
     for rank, verb in whose:
         doing.setdefault(verb, []).append(rank)
     return [
-        f"{_ranks(ranks)} {verb if len(ranks) == 1 else _PLURALS.get(first, first) + rest}"
+        f"{_ranks(ranks)} {verb if len(ranks) == 1 else _PLURALS.get(first, first) + space + rest}"
         for verb, ranks in doing.items()
-        for first, rest in (_first_word(verb),)
+        for first, space, rest in (verb.partition(" "),)
     ]
 
 
 _PLURALS = {"waits": "wait", "has": "have", "was": "were", "asks": "ask", "stopped": "stopped"}
-
-
-def _first_word(text: str) -> tuple[str, str]:
-    first, space, rest = text.partition(" ")
-    return first, space + rest
 
 
 def lines(offenders: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,35 +76,28 @@ class GroupCalls(Communicator):
     def _tell(self, op: str, error: BaseException) -> None:
         """Raise weft's error for torch's; the traceback releases lent buffers."""
         traceback.clear_frames(error.__traceback__)
-        if isinstance(error, RuntimeError):
-            raise self._gave_up(op, error) from error
+        if not isinstance(error, RuntimeError):
+            return
+        with suppress(RuntimeError):  # its count of collectives distinguishes ranks in a loop
+            op += f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
+        raise gave_up(op, self.where, error, self.world.roll, self.ranks) from error
 
     def _alive(self, op: str) -> dist.ProcessGroup:
         """The group, while its world exists; torch would take None for the default group."""
         if self.group is None:
-            raise _ended(op, self.where)
+            raise CommunicationError(
+                f"{op} over {self.where}", "the world that its mesh was bound in has ended",
+                "a mesh lives as long as the default process group that it was bound under: until "
+                "that is destroyed, or the process ends", [self.where],
+                "make the mesh again, under the process group that there is now: "
+                "weft.init_mesh(...)")
         return self.group
-
-    def _gave_up(self, op: str, error: RuntimeError) -> CommunicationError:
-        try:  # the backend's count of collectives distinguishes ranks in a loop
-            count = f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
-        except RuntimeError:
-            count = ""
-        return gave_up(op + count, self.where, error, self.world.roll, self.ranks)
 
 
 def backend_of(group: Any, device_type: str) -> str | None:
     """The backend by which a group carries a device type."""
     entries = dist.get_backend_config(group).split(",")  # "cpu:gloo,cuda:nccl"
     return dict(entry.split(":") for entry in entries).get(device_type)
-
-
-def _ended(op: str, where: str) -> CommunicationError:
-    return CommunicationError(
-        f"{op} over {where}", "the world that its mesh was bound in has ended",
-        "a mesh lives as long as the default process group that it was bound under: until "
-        "that is destroyed, or the process ends", [where],
-        "make the mesh again, under the process group that there is now: weft.init_mesh(...)")
 
 
 def gave_up(
