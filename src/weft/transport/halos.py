@@ -19,19 +19,18 @@ from weft.planner import Fetch, Fold, is_local, step_nbytes
 from weft.planner.geometry import Coordinate, volume
 from weft.transport.boxes import Move, joined, outside, pack, part, shape_of
 
-__all__ = ["DENSE", "halo_exchange", "limit"]
+__all__ = ["halo_exchange", "limit", "weight"]
 
-DENSE = 128
-"""An all-to-all starts sending to all others at once, and copies no more than messages do.
-If most ranks have something for each other, messages pay off only from this many times the bytes.
-"""
+_DENSE = 128
 
 
-def _weight(step: Fetch | Fold, comm: Communicator) -> int:
-    """The weight of an exchange: a halo comes from the shards on both sides in each dim that is
-    read."""
-    pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
-    return DENSE if 2 * pieces > comm.size else 0
+def weight(pieces: float, comm: Communicator) -> int:
+    """The weight of an exchange in which boxes consist of so many pieces.
+
+    An all-to-all starts sending to all others at once, and copies no more than messages do. If most
+    ranks have something for each other, messages pay off only from many times the bytes.
+    """
+    return _DENSE if 2 * pieces > comm.size else 0
 
 
 def limit(comm: Communicator, weight: int) -> float:
@@ -68,7 +67,9 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
     send, recv = ([sum(map(volume, some)) for some in its] for its in (sends, receives))
     packed = pack([one for some in sends for one in some], held)
     mean = step_nbytes(step, 1) / step.src.mesh.size()
-    least = limit(comm, _weight(step, comm))
+    # A halo comes from the shards on both sides in each dim that is read.
+    pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
+    least = limit(comm, weight(pieces, comm))
 
     def brought(x: Tensor) -> Sequence[Tensor]:
         """The pieces that others have, by rank."""

@@ -41,7 +41,7 @@ from weft.planner import (
 )
 from weft.planner.geometry import Coordinate, intersect, size_over, volume
 from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
-from weft.transport.halos import DENSE, halo_exchange, limit
+from weft.transport.halos import halo_exchange, limit, weight
 
 __all__ = ["Start", "compile_step", "compile_transfer", "partial_kind"]
 
@@ -148,8 +148,8 @@ def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple
         boxes = _Boxes(comm, sends, receives, held, wanted, mean, 1)
         return _either(_gathered(boxes), boxes)
     sends = {place[peer]: box for peer, box in step.sends(at) if volume(box)}
-    weight = DENSE if 2 * _num_pieces(step) > comm.size else 0
-    boxes = _Boxes(comm, sends, receives, held, wanted, mean, weight)
+    boxes = _Boxes(
+        comm, sends, receives, held, wanted, mean, weight(_num_pieces(step), comm))
     return _either(_exchanged(boxes), boxes)
 
 
