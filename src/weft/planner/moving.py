@@ -86,11 +86,6 @@ class Route:
         """What a rank has already; None if nothing."""
         return next((box for by, box in self._crossing.receives(rank) if by == rank), None)
 
-    @cached_property
-    def missing(self) -> int:
-        """The fewest elements that all ranks together have to receive."""
-        return missing_elements(self.src, self.dst)
-
     def num_pieces(self, elements: int) -> int:
         """Into how many pieces parts are cut, so that no rank moves more than `elements` in one;
         more rows than parts have do not help."""
@@ -159,9 +154,7 @@ class Moving:
     @cached_property
     def lower_bound(self) -> int:
         """The fewest bytes that all ranks together have to receive."""
-        return sum(
-            route.missing * itemsize(move.dtype) for move, route in zip(self.moves, self.routes)
-        )
+        return sum(missing_elements(src, dst) * itemsize(dtype) for src, dst, dtype in self.moves)
 
     def _sums(self, volumes: Callable[[Route], dict[int, int]]) -> dict[int, int]:
         widths: Counter[Route] = Counter()
