@@ -16,8 +16,8 @@ from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 
 __all__ = [
-    "Coordinate", "between", "coarser", "common_depth", "digits_of", "finer", "group_boxes",
-    "intersect", "largest", "longest", "meets", "num_copies", "size_over", "strip", "volume",
+    "Coordinate", "between", "coarser", "common_depth", "digits_of", "finer", "intersect",
+    "largest", "longest", "meets", "num_copies", "size_over", "strip", "volume",
 ]
 
 Coordinate = tuple[int, ...]
@@ -158,13 +158,6 @@ def digits_of(mesh: Mesh, axes: Sequence[int], index: int) -> list[tuple[int, in
         index, digit = divmod(index, mesh.axis_sizes[axis])
         out.append((axis, digit))
     return out
-
-
-def group_boxes(
-    layout: Layout, axes: Sequence[int], coordinate: Coordinate
-) -> list[tuple[Coordinate, Box]]:
-    """The members of a group and their boxes, in mesh order."""
-    return [(peer, layout.box_at(peer)) for peer in layout.mesh.along(axes, coordinate)]
 
 
 def largest(layout: Layout) -> int:

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from weft.core.cover import Cover
 from weft.core.layout import Box, Layout
-from weft.planner.geometry import Coordinate, digits_of, group_boxes, meets
+from weft.planner.geometry import Coordinate, digits_of, meets
 from weft.planner.holders import crossing
 from weft.planner.links import NODE_SIZE
 
@@ -188,7 +188,8 @@ class AllGather(_Step):
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """The members of the group and what they hold, in group order."""
-        return group_boxes(self.src, self.axes, coordinate)
+        peers = self.src.mesh.along(self.axes, coordinate)
+        return [(peer, self.src.box_at(peer)) for peer in peers]
 
 
 class ReduceScatter(_Step):
@@ -198,7 +199,8 @@ class ReduceScatter(_Step):
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
         """The members of the group and the box that each gets, in group order."""
-        return group_boxes(self.dst, self.axes, coordinate)
+        peers = self.dst.mesh.along(self.axes, coordinate)
+        return [(peer, self.dst.box_at(peer)) for peer in peers]
 
 
 class AllReduce(_Step):
