@@ -227,7 +227,8 @@ def test_torchs_example_of_local_map() -> None:
 
         w = weft.distribute_tensor(full_w, mesh, [Shard(1)]).requires_grad_()
         x = weft.distribute_tensor(full_x, mesh, [torchs.Shard(0)]).requires_grad_()
-        fn = local_map(
+        by_torchs_names: Any = local_map
+        fn = by_torchs_names(
             func=mm_allreduce, out_placements=([torchs.Replicate()], None),
             in_placements=(None, [torchs.Shard(1)], (Shard(0),), None), device_mesh=mesh,
         )
