@@ -77,7 +77,7 @@ class Count:
 
         monkeypatch.setattr(SimulatedCommunicator, "_swap", count_swap)
         monkeypatch.setattr(SimulatedCommunicator, "_broadcast", count_broadcast)
-        monkeypatch.setattr(SimulatedCommunicator, "_scatter", refuse)
+        monkeypatch.setattr(SimulatedCommunicator, "scatter", refuse)
         monkeypatch.setattr(SimulatedCommunicator, "_all_gather", refuse)
 
     @staticmethod

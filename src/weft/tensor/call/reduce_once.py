@@ -30,13 +30,8 @@ from weft.tensor.call.decide import Builder
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.operands import (
-    Caller,
-    NamedCaller,
-    OperandCache,
-    move_operands,
-    varying_axes,
-)
+from weft.tensor.placing.operand_cache import cache_of
+from weft.tensor.placing.operands import Caller, NamedCaller, move_operands, varying_axes
 from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.trace.calls import facts
@@ -190,10 +185,7 @@ def _keep(tensor: ShardTensor, became: torch.Tensor, layout: Layout) -> None:
     tensor can be seen."""
     mine = unwrap_view(tensor._local)
     if not mine.is_inference():
-        views = tensor._memo
-        if views is None:
-            views = tensor._memo = OperandCache()
-        views.was_reduced = mine, version_of(tensor), became, layout, _thread.scope
+        cache_of(tensor).was_reduced = mine, version_of(tensor), became, layout, _thread.scope
         tensor._meta = tensor._meta.as_reduced()
 
 

@@ -28,7 +28,8 @@ from weft.tensor.leaf_gradients import summed
 from weft.tensor.leaves import before, uses_of
 from weft.tensor.meta import NONE, Meta, is_dense
 from weft.tensor.placing.layouts import as_sharded
-from weft.tensor.placing.operands import as_value, forget_views
+from weft.tensor.placing.operand_cache import forget_views
+from weft.tensor.placing.operands import as_value
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, watch_gradient, wrap

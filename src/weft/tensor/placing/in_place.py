@@ -28,7 +28,7 @@ from weft.core import Layout, P
 from weft.errors import UnsupportedOpError
 from weft.tensor.leaves import before, uses_of
 from weft.tensor.placing.marked import Marked
-from weft.tensor.placing.operands import forget_views
+from weft.tensor.placing.operand_cache import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
 

@@ -1,13 +1,11 @@
 """Moves operands into the layouts that a local op needs, and caches them for later uses.
 
-A moved tensor serves later uses too (one all-gather, and one reduction of the
-gradient, for q, k and v). It is cached until the tensor changes or a backward has passed. All ranks
-run the same program, so they forget at the same call.
+A moved tensor serves later uses too (one all-gather, and one reduction of the gradient, for q, k
+and v): see `operand_cache`.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,13 +18,14 @@ from weft.comm import BoundMesh
 from weft.core import Cover, Layout
 from weft.errors import UnsupportedOpError
 from weft.tensor import modes, versions
-from weft.tensor.leaf_gradients import LeafUse, use_of
+from weft.tensor.leaf_gradients import use_of
 from weft.tensor.meta import NONE
 from weft.tensor.placing.freed import hold
-from weft.tensor.placing.halos import Halo, read
+from weft.tensor.placing.halos import read
 from weft.tensor.placing.kept_boxes import SavedBox, offer
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
+from weft.tensor.placing.operand_cache import OperandCache, cache_of, forget_form
 from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.trace.trees import local_of
@@ -38,12 +37,9 @@ from weft.transport.order import Order
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Caller", "NamedCaller", "as_value", "data_of", "entered", "forget_views", "move_operand",
-    "move_operands", "operand_transitions", "settle", "share_memory", "staying", "varying_axes",
-    "writing_back",
+    "Caller", "NamedCaller", "as_value", "data_of", "entered", "move_operand", "move_operands",
+    "operand_transitions", "settle", "share_memory", "staying", "varying_axes", "writing_back",
 ]
-
-MAX_VIEWS = 4096
 
 _running_backward: Any = torch._C._current_graph_task_id  # type: ignore[attr-defined]
 
@@ -146,8 +142,9 @@ def _move_all(
             locals_[place] = part
             continue
         if not (grad_mode and local.requires_grad):
-            if sharded and transition.cover is None and grad_mode and _is_recorded(tensors):
-                locals_[place] = _of_constant(tensor, local, transition)
+            if local.dtype is torch.bool and sharded and transition.cover is None and (
+                    grad_mode and _is_recorded(tensors)):
+                locals_[place] = _of_mask(tensor, local, transition)
                 continue
             locals_[place] = out = transition(local, read_only_use=True)
             if grad_mode and keeps and transition.cover is not None:
@@ -155,9 +152,7 @@ def _move_all(
             continue
         key: Any
         if sharded:
-            views = tensor._memo
-            if views is None:
-                views = tensor._memo = OperandCache()
+            views = cache_of(tensor)
             found = views.leaf_use(transition, local)
             if found is not None:
                 use, locals_[place] = found
@@ -218,12 +213,10 @@ def _boxes(
     out: dict[int, torch.Tensor] = {}
     for base, reads in asked.values():
         local = unwrap_view(base._local)
-        views = base._memo
-        if views is None:
-            views = base._memo = OperandCache()
+        views = cache_of(base)
         halo, boxes = read(base, local, views.halo, [need for _, need, _, _ in reads])
         if halo is not None and halo is not views.halo and local.requires_grad:
-            _forget_in_backward(views)
+            views.end_with_backward()
         views.halo = halo
         for (place, _, part, move), box in zip(reads, boxes):
             if box is not None:
@@ -235,27 +228,21 @@ def _boxes(
 
 
 def _is_recorded(tensors: Sequence[Any]) -> bool:
-    """Whether autograd records the call: then its operands live until a backward anyway."""
+    """Whether autograd records the call: a backward is to come."""
     return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tensors)
 
 
-def _of_constant(
-    tensor: ShardTensor, local: torch.Tensor, transition: Transition
-) -> torch.Tensor:
-    """An operand without a gradient, such as the mask of every layer: it moves once a step."""
-    views = tensor._memo
-    if views is None:
-        views = tensor._memo = OperandCache()
-    state = version_of(tensor)
+def _of_mask(tensor: ShardTensor, local: torch.Tensor, transition: Transition) -> torch.Tensor:
+    """The mask of several layers moves once a step. Other operands without a gradient may be large,
+    and a checkpoint would keep them: they are freed after the call."""
+    views, state = cache_of(tensor), version_of(tensor)
     kept = views.get(transition)
     if kept is not None and kept[0] is local and kept[1] == state:
         return kept[2]
     out = transition(local, read_only_use=True)
     if out is local:  # on this rank alone, maybe: what is kept of it has to end as elsewhere
         out = local.detach()
-    if not views:
-        _forget_in_backward(views)
-    views[transition] = local, state, out
+    views.keep(transition, (local, state, out))
     return out
 
 
@@ -265,70 +252,12 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     locals_[place] = out
     if out is local or not out.requires_grad:
         return
-    if not views:
-        _forget_in_backward(views)
-    views[key] = (local, state, out)
+    views.keep(key, (local, state, out))
     if transition.cover is not None:
         offer(out, local, transition, views, key)
     node = out.grad_fn
     if node is not None:
-        node.register_prehook(partial(_forget, weakref.ref(views), key))
-
-
-def _forget(of: weakref.ref[OperandCache], key: Any, gradients: Any) -> None:
-    """Before the gradient of a moved operand moves back: the operand has been read for the last
-    time, and what moves back needs the memory."""
-    views = of()
-    if views is not None:
-        views.pop(key, None)
-
-
-def _forget_in_backward(views: OperandCache) -> None:
-    live = _LIVE.views
-    if len(live) > MAX_VIEWS:
-        forget_views()
-    live.append(weakref.ref(views))
-
-
-class OperandCache(dict[Any, Any]):
-    """The forms of a tensor that its uses needed.
-
-    `leaf_uses` are leaves of their own, and survive a backward (see `tensor.leaf_gradients`).
-    `was_reduced`, for a partial tensor: its local tensor and version when it was reduced, the
-    reduced tensor (or its local tensor) and layout, and the scope (see `call.reduce_once`). `halo`:
-    the reads of the tensor beyond its shards.
-    """
-
-    __slots__ = ("__weakref__", "halo", "leaf_uses", "was_reduced")
-
-    def __init__(self) -> None:
-        self.was_reduced: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
-        self.leaf_uses: dict[Transition, tuple[LeafUse, torch.Tensor]] = {}
-        self.halo: Halo | None = None
-
-    def clear(self) -> None:
-        super().clear()
-        self.was_reduced = self.halo = None
-
-    def leaf_use(
-        self, transition: Transition, local: torch.Tensor
-    ) -> tuple[LeafUse, torch.Tensor] | None:
-        """The use of this leaf; None where there is none, or the leaf has other memory since."""
-        found = self.leaf_uses.get(transition)
-        if found is None:
-            return None
-        use, _ = found
-        if use.operand is local and use.address == local.data_ptr():
-            return found
-        del self.leaf_uses[transition]  # only its graphs keep it alive
-        return None
-
-    def keep_leaf_use(self, transition: Transition, made: tuple[LeafUse, torch.Tensor]) -> None:
-        """Keep it for the next step, in place of the one of an equal transition: after a cache was
-        full or cleared, transitions are made anew, and old ones are never looked up."""
-        for old in [one for one in self.leaf_uses if one.key == transition.key]:
-            del self.leaf_uses[old]  # only its graphs keep it alive
-        self.leaf_uses[transition] = made
+        node.register_prehook(partial(forget_form, weakref.ref(views), key))
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -349,26 +278,6 @@ def data_of(tensor: ShardTensor) -> ShardTensor:
     if tensor._meta.varying:
         hold(data)
     return pass_known(tensor, wrap(data, tensor._meta.replace(requires_grad=False)))
-
-
-class _Live(threading.local):
-    """The views of this thread that the next backward forgets; it keeps none alive."""
-
-    def __init__(self) -> None:
-        self.views: list[weakref.ref[OperandCache]] = []
-
-
-_LIVE = _Live()
-
-
-def forget_views() -> None:
-    """Forget moved operands after a backward: the next forward starts anew, and nothing gathered
-    stays alive."""
-    for views in _LIVE.views:
-        found = views()
-        if found is not None:
-            found.clear()
-    _LIVE.views.clear()
 
 
 _BECOMES = frozenset({"sum", "max", "min", "and", "or", "band", "bor", "product"})

@@ -16,7 +16,8 @@ from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.boxed import boxed, joined, seen, viewed
 from weft.tensor.placing.freed import fill, keep, memory_of
 from weft.tensor.placing.layouts import as_layout
-from weft.tensor.placing.operands import MAX_VIEWS, as_value
+from weft.tensor.placing.operand_cache import MAX_VIEWS
+from weft.tensor.placing.operands import as_value
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
