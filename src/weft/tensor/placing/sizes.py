@@ -136,8 +136,8 @@ def _with_shapes(told: Map, form: Layout, shapes: Map) -> dict[Any, Any]:
     ]
     if wrong:
         raise LayoutError(
-            "from_local(sharding_shapes=)", f"{len(wrong)} parts do not fit {form.spec!r} of "
-            f"{form.ndim} dims on {form.mesh}", "per mesh dim that shards, one shape per shard "
+            "from_local(sharding_shapes=)", f"they do not fit {form.spec!r} of {form.ndim} dims "
+            f"on {form.mesh}", "per mesh dim that shards, one shape per shard "
             "along it; they differ only in the dim that it shards, and say what sizes= says",
             wrong, "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
     return out
