@@ -143,7 +143,7 @@ def _move_all(
             continue
         if not (grad_mode and local.requires_grad):
             if local.dtype is torch.bool and sharded and transition.cover is None and (
-                    grad_mode and _is_recorded(tensors)):
+                    not local.is_inference()):  # its writes are not counted
                 locals_[place] = _of_mask(tensor, local, transition)
                 continue
             locals_[place] = out = transition(local, read_only_use=True)
@@ -227,14 +227,9 @@ def _boxes(
     return out
 
 
-def _is_recorded(tensors: Sequence[Any]) -> bool:
-    """Whether autograd records the call: a backward is to come."""
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tensors)
-
-
 def _of_mask(tensor: ShardTensor, local: torch.Tensor, transition: Transition) -> torch.Tensor:
-    """The mask of several layers moves once a step. Other operands without a gradient may be large,
-    and a checkpoint would keep them: they are freed after the call."""
+    """The mask of several layers moves once, until a backward has passed. Other operands without a
+    gradient may be large, and a checkpoint would keep them: they are freed after the call."""
     views, state = cache_of(tensor), version_of(tensor)
     kept = views.get(transition)
     if kept is not None and kept[0] is local and kept[1] == state:
