@@ -20,20 +20,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from weft.comm.collective_call import CollectiveCall
+from weft.comm.collective_call import CollectiveCall, Switch
 from weft.comm.reduction import check_kind
 from weft.core import AxisName
 
-if TYPE_CHECKING:
-    from weft.comm.bound_mesh import World
-
 __all__ = [
-    "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "joined", "nothing_to_wait_for",
+    "Communicator", "Finish", "Home", "Pieces", "Wait", "as_bytes", "joined", "nothing_to_wait_for",
     "parts",
 ]
 
@@ -53,6 +50,16 @@ _TOGETHER_NBYTES = 1 << 18
 """Up to this size, copying into one buffer costs less than another collective's latency."""
 
 
+class Home(Protocol):
+    """The world of a group, as its communicators see it."""
+
+    rank: int
+    debug: Switch
+
+    def agree(self, ask: CollectiveCall) -> None:
+        """Raise on all ranks if their requests differ."""
+
+
 class Communicator:
     """Collectives over one group of ranks of a world.
 
@@ -65,7 +72,7 @@ class Communicator:
     __slots__ = ("axes", "debug", "device", "index", "ranks", "size", "swaps_from_nbytes", "world")
 
     def __init__(
-        self, world: World, ranks: tuple[int, ...], axes: tuple[AxisName, ...],
+        self, world: Home, ranks: tuple[int, ...], axes: tuple[AxisName, ...],
         device: torch.device,
     ) -> None:
         self.world, self.ranks, self.axes, self.device = world, ranks, axes, device

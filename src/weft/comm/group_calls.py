@@ -8,34 +8,39 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from weft.comm.collective_call import lines, timeout
-from weft.comm.communicator import Communicator, Wait
+from weft.comm.communicator import Communicator, Home, Wait
 from weft.comm.debug_compare import DebugCompare
 from weft.comm.pending_buffers import lend
+from weft.comm.point_to_point import UnderWay
 from weft.comm.source import source_line
 from weft.core import AxisName
 from weft.errors import CommunicationError
 
-if TYPE_CHECKING:
-    from weft.comm.process_world import ProcessWorld
+__all__ = ["GroupCalls", "ProcessHome", "backend_of", "gave_up"]
 
-__all__ = ["GroupCalls", "backend_of", "gave_up"]
+
+class ProcessHome(Home, Protocol):
+    """A world of processes, as the communicators of its groups see it."""
+
+    roll: DebugCompare
+    under_way: UnderWay
 
 
 class GroupCalls(Communicator):
     """A communicator over one process group, except its collectives."""
 
     group: dist.ProcessGroup | None
-    world: ProcessWorld
+    world: ProcessHome
 
     def __init__(
-        self, world: ProcessWorld, group: dist.ProcessGroup, ranks: tuple[int, ...],
+        self, world: ProcessHome, group: dist.ProcessGroup, ranks: tuple[int, ...],
         axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
         super().__init__(world, ranks, axes, device)

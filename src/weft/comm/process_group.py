@@ -14,7 +14,7 @@ import inspect
 import math
 import pickle
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,10 @@ from weft.comm.communicator import (
     as_bytes,
     nothing_to_wait_for,
 )
-from weft.comm.group_calls import GroupCalls, backend_of
+from weft.comm.group_calls import GroupCalls, ProcessHome, backend_of
 from weft.comm.point_to_point import Started
 from weft.comm.reduction import reduce_partials
 from weft.core import AxisName, balanced_cuts
-
-if TYPE_CHECKING:
-    from weft.comm.process_world import ProcessWorld
 
 __all__ = ["ProcessCommunicator"]
 
@@ -98,7 +95,7 @@ class ProcessCommunicator(GroupCalls):
     __slots__ = ("exact", "native", "sums")
 
     def __init__(
-        self, world: ProcessWorld, group: dist.ProcessGroup, ranks: tuple[int, ...],
+        self, world: ProcessHome, group: dist.ProcessGroup, ranks: tuple[int, ...],
         axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
         super().__init__(world, group, ranks, axes, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from weft.core.cuts import NAMED_CUTS, cuts_from_sizes
 from weft.core.dtypes import dtype_text
@@ -24,11 +24,9 @@ from weft.core.placement import (
 )
 from weft.errors import LayoutError, PlacementError, ShardTypeError
 
-if TYPE_CHECKING:
-    from weft.core.layout import Layout
-
 __all__ = [
-    "Cuts", "Decoded", "Sizes", "check_sizes", "decode", "encode_placements", "encode_spec", "text",
+    "Cuts", "Decoded", "Sizes", "Spelled", "check_sizes", "decode", "encode_placements",
+    "encode_spec", "text",
 ]
 
 Cuts = tuple[tuple[int, ...] | None, ...]
@@ -268,7 +266,31 @@ def _strided_places(sizes: Sequence[int], factor: int) -> list[int]:
     return places or ([0] if factor == 1 else [])
 
 
-def encode_placements(layout: Layout) -> tuple[Placement, ...]:
+class Spelled(Protocol):
+    """A layout, as its spellings read it."""
+
+    mesh: Mesh
+    shape: tuple[int, ...]
+    dims: tuple[tuple[int, ...], ...]
+    cuts: Cuts
+    partial: tuple[str | None, ...]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The partial axes."""
+        ...
+
+    @property
+    def explicit_sizes(self) -> dict[int, tuple[int, ...]]:
+        """The shard sizes of dims whose cuts are not the default."""
+        ...
+
+    def sizes_of(self, dim: int) -> tuple[int, ...]:
+        """The shard sizes of a dim."""
+        ...
+
+
+def encode_placements(layout: Spelled) -> tuple[Placement, ...]:
     """One placement per mesh axis; explicit sizes are on the major axis of their dim."""
     mesh, sizes = layout.mesh, layout.explicit_sizes
     out: list[Placement] = [Replicate() if kind is None else Partial(kind)
@@ -287,14 +309,14 @@ def encode_placements(layout: Layout) -> tuple[Placement, ...]:
     return tuple(out)
 
 
-def encode_spec(layout: Layout) -> P:
+def encode_spec(layout: Spelled) -> P:
     """The partition spec of a layout."""
     names = layout.mesh.axis_names
     kinds = {name: kind for name, kind in zip(names, layout.partial) if kind is not None}
     return P(*(tuple(names[axis] for axis in axes) for axes in layout.dims), partial=kinds)
 
 
-def text(layout: Layout, dtype: str | None, sizes: Mapping[int, Sequence[object]]) -> str:
+def text(layout: Spelled, dtype: str | None, sizes: Mapping[int, Sequence[object]]) -> str:
     """`f32[8@dp, 16@(tp,sp)] partial(sum@cp)`; the sizes follow their axes in braces."""
     shown: list[str] = []
     for dim, (length, axes) in enumerate(zip(layout.shape, layout.dims)):

@@ -16,14 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from weft.core.cuts import default_is_flat, flat_cuts
+from weft.core.encoding import Spelled
 from weft.core.mesh import Mesh, row_major
 from weft.errors import PlacementError, ShardTypeError
-
-if TYPE_CHECKING:
-    from weft.core.layout import Layout
 
 __all__ = [
     "Digits", "TileAssignment", "merged", "read", "read_sizes", "read_tiles", "tile_assignment",
@@ -88,7 +85,7 @@ class TileAssignment:
         return f"<=[{_commas(size for size, _ in radix)}]{transposed}"
 
 
-def tile_assignment(layout: Layout) -> TileAssignment:
+def tile_assignment(layout: Spelled) -> TileAssignment:
     """The tiles of a layout's dims; axes that shard nothing replicate, in mesh order.
 
     Raises:
