@@ -69,7 +69,7 @@ def _over_sequence(
         assert shards.next_key is not None
         drops = Drops(shards.next_key(), dropout_p, query.device, wide(query.dtype))
     made = Attention.of(shards, is_causal, enable_gqa)
-    return made.attend([query, key, value, *masks], scale, drops, shards.moved)
+    return made.attend([query, key, value, *masks], scale, shards.moved, drops)
 
 
 def _with_dropout(

@@ -81,17 +81,15 @@ class ByHeads:
         return sum(map(_share, layouts)) * (1 - 1 / num)
 
     def attend(
-        self, tensors: list[Tensor], whole: Callable[..., Tensor], moved: Moves | None = None
+        self, tensors: list[Tensor], whole: Callable[..., Tensor], moved: Moves
     ) -> Tensor:
         """The rank's part of the result; `whole` is attention of whole sequences, `moved` moves the
         mask."""
         if self.times > 1:
             tensors[1:3] = [one.repeat_interleave(self.times, -3) for one in tensors[1:3]]
         given = [move(x) for move, x in zip(self.moves, tensors[:3])]
-        for mask in tensors[3:]:
-            assert moved is not None
-            given.append(moved(mask, self.moves[3]))
-        return self.moves[-1](whole(*given))
+        masks = [moved(mask, self.moves[3]) for mask in tensors[3:]]
+        return self.moves[-1](whole(*given, *masks))
 
 
 def _repeated(layout: Layout, times: int) -> Layout:

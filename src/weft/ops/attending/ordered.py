@@ -46,7 +46,8 @@ def _over_sequence(
     scale: float,
 ) -> Tensor:
     """Queries stay, and see the earlier part of each block; or heads are exchanged."""
-    return Attention.of(shards, True, True, order).attend([query, key, value], scale)
+    return Attention.of(shards, True, True, order).attend(
+        [query, key, value], scale, shards.moved)
 
 
 RULE = OwnRule("attention in order", _string, linear=((2,),), kernel=_over_sequence)

@@ -109,11 +109,10 @@ class Attention:
         return made
 
     def attend(
-        self, tensors: Sequence[Tensor], scale: float, drops: Drops | None = None,
-        moved: Moves | None = None,
+        self, tensors: Sequence[Tensor], scale: float, moved: Moves, drops: Drops | None = None
     ) -> Tensor:
-        """This rank's part of the result, of its parts of the operands; `drops` says which weights
-        are dropped, and `moved` moves a mask."""
+        """This rank's part of the result, of its parts of the operands; `moved` moves a mask, and
+        `drops` says which weights are dropped."""
         if self.picked is not None:
             keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
             tensors = [tensors[0], *keys, *tensors[3:]]
@@ -189,5 +188,3 @@ def _of_heads(layout: Layout, query: Layout) -> Layout:
     at = layout.ndim - 3
     head = query.take([query.ndim - 3])
     return layout.take([dim for dim in range(layout.ndim) if dim != at]).insert(at, head)
-
-
