@@ -153,4 +153,3 @@ def _label(way: str, model: str, shape: Shape) -> str:
 def _text(figures: list[Figure]) -> str:
     return "; ".join(
         f"{one.what} {one.value:.3f} of it, at most {one.limit:.2f}" for one in figures)
-

@@ -266,4 +266,3 @@ def said_on_rank(mesh: Any, program: Callable[[Any], None], turns: int = 3) -> s
         except weft.CommunicationError as error:
             return str(error)
     return None
-

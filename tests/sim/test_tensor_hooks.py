@@ -398,5 +398,3 @@ def test_gradient_edges_are_refused() -> None:
         "  Fix: torch.autograd.grad(y, x), with x itself",
     ]
     assert get_gradient_edge(leaf(X)).output_nr == 0
-
-
