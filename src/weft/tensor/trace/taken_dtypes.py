@@ -108,7 +108,7 @@ def _error_of(
         try:
             _neg(_Heard(lambda: func(*given, **named)))
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            return error
+            return error.with_traceback(None)  # its frames hold those of the whole program
     return None
 
 
