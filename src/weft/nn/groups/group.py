@@ -56,8 +56,8 @@ class Line:
     """The groups of one outermost module in the order of their use, and its backward."""
 
     def __init__(self) -> None:
-        self.order: list[Group] = []
-        self.last: list[Group] = []
+        self.order: list[weakref.ref[Group]] = []
+        self.last: list[weakref.ref[Group]] = []
         self.backward: weakref.ref[Backward] | None = None
         self.keeps = False
         self.passed: set[Group] = set()
@@ -74,9 +74,11 @@ class Line:
     def entered(self, group: Group) -> None:
         """A group has been gathered: start the next one."""
         at = len(self.order)
-        self.order.append(group)
-        if at + 1 < len(self.last) and self.last[at] is group:
-            self.last[at + 1].start()
+        self.order.append(weakref.ref(group))
+        if at + 1 < len(self.last) and self.last[at]() is group:
+            following = self.last[at + 1]()
+            if following is not None:
+                following.start()
 
     def end(self) -> None:
         self.last = self.order
@@ -90,7 +92,7 @@ class Line:
             return
         group.was_asked = True
         group.fill()
-        order = self.last or self.order
+        order = [each for one in self.last or self.order if (each := one()) is not None]
         at = next((at for at in reversed(range(len(order))) if order[at] is group), 0)
         for before in reversed(order[:at]):
             if not before.was_asked and before not in self.passed:
@@ -195,7 +197,13 @@ class Group:
             (weakref.ref(part), list(part._parameters.values())) for part in parts
             if part._parameters
         ]
-        self.packs = [self._pack(kind, tensors) for kind, tensors in kinds.values()]
+        self._packs = [self._pack(kind, tensors) for kind, tensors in kinds.values()]
+        self._released: list[weakref.ref[Pack]] = []
+
+    @property
+    def packs(self) -> list[Pack]:
+        """Of a group that was released, those that graphs hold."""
+        return self._packs or [pack for one in self._released if (pack := one()) is not None]
 
     def _pack(self, kind: Kind, tensors: Sequence[ShardTensor]) -> Pack:
         label = f"parameters of {self.path or 'the module'}"
@@ -213,7 +221,7 @@ class Group:
             dtypes = Dtypes(reduce=kind.reduce_dtype)
             own = Kind(kind.mesh, kind.axes, kind.rest, kind.dtype, dtypes)
             member.another = self._pack(own, [tensor])
-            self.packs.append(member.another)
+            self._packs.append(member.another)
             if is_shown:
                 member.another.show()
         member.another.fill()
@@ -305,8 +313,10 @@ class Group:
 
     def release(self) -> None:
         """Release the group: the module has another one, or is gone."""
-        for pack in self.packs:
+        for pack in self._packs:
             pack.release()
+        self._released = [weakref.ref(pack) for pack in self._packs]
+        self._packs = []
 
     def leave_to_graphs(self) -> None:
         """The graph of a backward (`create_graph`) reads the memory without asking, so the memory

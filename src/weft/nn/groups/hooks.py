@@ -129,7 +129,7 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             again = True
             return function(*given, **named)
 
-    run.leaves = [group.leaves() for group in groups]  # type: ignore  # no graph has them yet
+    run.needs = [(group.leaves(), group.packs) for group in groups]  # type: ignore  # no graph yet
     return checkpoints.checkpoint(original, run, *args, **kwargs)
 
 

@@ -144,7 +144,8 @@ class Pack(Freed):
         differentiated."""
         for member, arrival in zip(self.members, self.arrivals):
             member.release()
-            arrival.held = self
+            member.hide, arrival.held = None, self
+        self.arrivals = []
 
     @property
     def is_current(self) -> bool:
