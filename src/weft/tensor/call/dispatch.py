@@ -187,8 +187,10 @@ def _learned(
         with unseen():
             recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
     except Exception as error:
-        told = in_torchs_words(error, func, args, kwargs)
-        raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
+        # No local variable holds what is raised: its traceback holds this frame.
+        raise with_layouts(
+            in_torchs_words(error, func, args, kwargs), _name(func), flatten((args, kwargs)), mesh
+        ) from error.__cause__
     known = key or [getattr(one, "_meta", None) for one in flatten((args, kwargs))]
     if has_varying(known):
         recipe = of_varying(recipe, _carry_out)

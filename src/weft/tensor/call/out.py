@@ -77,9 +77,12 @@ def _check_targets(func: Any, args: Any, kwargs: Any) -> type | None:
             made = func(*metas[0], **metas[1])
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         told = in_torchs_words(error, func, args, kwargs)
-        if told is not error:
+        if told is error:
+            return None
+        try:
             raise told from None
-        return None
+        finally:
+            del told  # whose traceback holds this frame
     else:
         if all(one.device.type == "cpu" for one in flatten((args, kwargs))):
             try_dtypes(func, *metas)

@@ -84,7 +84,10 @@ def check_refused(error: BaseException | None, func: Any, args: Any, kwargs: Any
         return
     told = in_torchs_words(error, func, args, kwargs)
     if told is not error and _KINDS.sub("", str(told)) == _KINDS.sub("", str(error)):
-        raise told
+        try:
+            raise told
+        finally:
+            del told  # whose traceback holds this frame
 
 
 def with_layouts(

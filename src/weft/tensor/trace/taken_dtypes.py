@@ -92,7 +92,10 @@ def try_dtypes(func: Any, args: Any, kwargs: Any) -> None:
             return
         if _OF_DTYPES.search(str(error)) and (
                 _error_of(func, args, kwargs, "meta", longest) is None):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
 
 
 def _error_of(
