@@ -103,8 +103,7 @@ def test_a_whole_graph_is_refused_with_a_ShardTensor(held: str) -> None:
   Rule: ops on ShardTensors run eagerly, so the graph ends at each of them.
   Offenders: Linear
   Fix: torch.compile without fullgraph, or of what runs on local tensors
-       for code of others: torch.compiler.set_stance("force_eager")
-       for flex_attention: F.scaled_dot_product_attention(attn_mask=...)"""
+       for code of others: torch.compiler.set_stance("force_eager")"""
 
     def on_rank(mesh: Any) -> None:
         net, x = nn.Linear(6, 2, dtype=torch.float64), X

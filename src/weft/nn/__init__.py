@@ -1,7 +1,7 @@
 """Modules on a mesh."""
 
 from weft.core.counterparts import names_elsewhere
-from weft.nn import optimizers
+from weft.nn import flex_attention, optimizers
 from weft.nn.distribute import distribute_module
 from weft.nn.experts import by_expert
 from weft.nn.groups import Gather, accumulate
@@ -24,4 +24,5 @@ __all__ = [
 
 __getattr__ = names_elsewhere("weft.nn")
 
+flex_attention.install()
 optimizers.install()

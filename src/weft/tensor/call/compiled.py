@@ -8,19 +8,23 @@ tensors alone are compiled. One warning says so.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._higher_order_ops.flex_attention import flex_attention
 
+from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError, WeftError, message
 from weft.tensor import modes
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["compile_without_weft", "unseen"]
+__all__ = ["compile_options", "compile_without_weft", "unseen"]
 
 _TOLD: set[str] = set()
 
@@ -36,8 +40,13 @@ def compile_without_weft(original: Any, *args: Any, **kwargs: Any) -> Any:
         intercept: Any = ShardTensor.__torch_function__
         intercept.__func__._torchdynamo_disable = True
         torch._dynamo.trace_rules.add("weft")  # type: ignore[attr-defined]
+        # A graph that ends before it goes on in its frame, where it meets the ShardTensor again.
+        torch._dynamo.eval_frame.skip_code(type(flex_attention).__call__.__code__)
     compiled = original(*args, **kwargs)
-    if not kwargs.get("fullgraph") or not args:
+    module = str(getattr(args[0], "__module__", "")) if args else ""
+    if module == "torch.nn.attention.flex_attention":
+        return _flex_attention(compiled, args[0], kwargs)
+    if not kwargs.get("fullgraph") or not args or module.startswith("weft."):
         return compiled  # without a function it decorates one, by another call
     name = getattr(args[0], "__name__", type(args[0]).__name__)
     if isinstance(compiled, torch.nn.Module):
@@ -60,8 +69,42 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
                 "ops on ShardTensors run eagerly, so the graph ends at each of them",
                 [name],
                 "torch.compile without fullgraph, or of what runs on local tensors\n"
-                "for code of others: torch.compiler.set_stance(\"force_eager\")\n"
-                "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)") from None
+                "for code of others: torch.compiler.set_stance(\"force_eager\")") from None
+
+    return run
+
+
+class _Options(threading.local):
+    found: dict[str, Any] | None = None
+
+
+_options = _Options()
+
+
+def compile_options() -> dict[str, Any] | None:
+    """How the caller has `flex_attention` compiled, or code around it; None: not at all."""
+    callback = set_eval_frame(None)
+    set_eval_frame(callback)
+    if _options.found is not None or not callable(callback):
+        return _options.found
+    while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
+        callback = inner
+    return {"backend": callback}
+
+
+def _flex_attention(
+    compiled: Callable[..., Any], original: Callable[..., Any], options: dict[str, Any]
+) -> Callable[..., Any]:
+    """`flex_attention`, or torch's function inside of it: on ShardTensors its kernel is compiled,
+    which each rank runs on its shards."""
+    is_inner = original.__name__ != "flex_attention"
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not any(type(one) is ShardTensor for one in (*args, *kwargs.values())):
+            return compiled(*args, **kwargs)
+        with nullcontext() if is_inner else setting(_options, found=options):
+            return original(*args, **kwargs)
 
     return run
 
