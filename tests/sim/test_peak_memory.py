@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from weft import P
@@ -116,5 +117,45 @@ def test_an_expanded_tensor_that_is_redistributed_can_be_written() -> None:
         due = torch.arange(6.0).expand(4, 6).clone()
         due[1] = 9.0
         assert torch.equal(x.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+TRANSFORMED: dict[str, Any] = {
+    "vmap": (2, lambda x: torch.vmap(torch.sin)(x)),  # with its result
+    "grad": (3, lambda x: torch.func.grad(lambda y: y.sin().sum())(x)),
+    "jacobian": (8, lambda x: torch.func.jacrev(lambda y: y.sin().sum(0))(x)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_under_a_transform(name: str) -> None:
+    """The mode is off while it handles an op of a transform; its local tensors count all the same.
+    """
+    least, transform = TRANSFORMED[name]
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    due = transform(x)
+
+    def on_rank(mesh: Any) -> int:
+        given = weft.distribute_tensor(x, mesh, P("x"))
+        with peak_memory(given) as memory:
+            out = transform(given)
+        torch.testing.assert_close(out.full_tensor(), due)
+        assert out.sharding.sharded_axes
+        return memory.peak
+
+    share = x.nbytes // 4
+    for peak in weft.testing.run(on_rank, mesh={"x": 4}):
+        assert least * share <= peak <= 2 * least * share
+
+
+def test_other_modes_under_a_transform() -> None:
+    x = torch.randn(8, 4)
+
+    def on_rank(mesh: Any) -> None:
+        given = weft.distribute_tensor(x, mesh, P("x"))
+        with FlopCounterMode(display=False):
+            out: Any = torch.func.grad(lambda y: (y @ y.mT).sum())(given)
+        torch.testing.assert_close(out.full_tensor(), 2 * x.sum(0).expand(8, -1))
 
     weft.testing.run(on_rank, mesh={"x": 2})

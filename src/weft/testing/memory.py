@@ -119,6 +119,9 @@ class peak_memory(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if ShardTensor in types:  # under a transform of torch.func: what it does to local tensors
+            with self:
+                return ShardTensor.__torch_dispatch__(func, types, args, kwargs)
         out = func(*args, **kwargs)
         self._meter.see(flatten((args, kwargs, out)))
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
-    "gradient_through", "is_wrapped", "of_bits", "outside_maps", "refuse_transforms", "transforms",
-    "untransformed", "with_gradient",
+    "gradient_through", "is_wrapped", "keys_around_maps", "of_bits", "outside_maps",
+    "refuse_transforms", "transforms", "untransformed", "with_gradient",
 ]
 
 A = ParamSpec("A")
@@ -122,10 +122,19 @@ def check_maps(x: Tensor, call: Callable[[], str]) -> None:
 def outside_maps() -> Iterator[None]:
     """Inside, no mapped function seems to run: for nodes of tensors that are closed over, not
     mapped."""
-    keys = MAPS.keys
-    assert keys is not None
-    with temporarily_clear_interpreter_stack(), _C._ForceDispatchKeyGuard(*keys):
+    with temporarily_clear_interpreter_stack(), keys_around_maps():
         yield
+
+
+def keys_around_maps() -> AbstractContextManager[None]:
+    """Inside, torch excludes and includes the dispatch keys that it did around the outermost
+    transform; of a dispatch mode, which is off while it handles a call, as it is now."""
+    assert MAPS.keys is not None
+    included, excluded = MAPS.keys
+    if not _C._len_torch_dispatch_stack():
+        for key in (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot):
+            included = included.remove(key)
+    return _C._ForceDispatchKeyGuard(included, excluded)  # type: ignore[no-any-return]
 
 
 def untransformed(function: Callable[A, R]) -> Callable[A, R]:

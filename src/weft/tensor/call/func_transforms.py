@@ -31,7 +31,14 @@ from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
-from weft.transport.nodes import MAPS, contained, is_wrapped, outside_maps, transforms
+from weft.transport.nodes import (
+    MAPS,
+    contained,
+    is_wrapped,
+    keys_around_maps,
+    outside_maps,
+    transforms,
+)
 
 __all__ = ["beneath", "differentiated", "is_mapping", "jvp", "through_torch", "vjp", "vmap"]
 
@@ -165,7 +172,7 @@ def beneath(func: Any, args: Any, kwargs: Any) -> Any:
     given = dict(kwargs or {})
     if any(one.device == given.get("device") for one in flatten(args) if type(one) is ShardTensor):
         del given["device"]  # torch's rules name the device where they cast
-    with _C._ForceDispatchKeyGuard(*MAPS.keys), _C._EnableTorchFunction():
+    with keys_around_maps(), _C._EnableTorchFunction():
         return ShardTensor.__torch_function__(func, (), args, given)
 
 
