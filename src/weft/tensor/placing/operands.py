@@ -6,6 +6,7 @@ and v): see `operand_cache`.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -142,9 +143,9 @@ def _move_all(
             locals_[place] = part
             continue
         if not (grad_mode and local.requires_grad):
-            if local.dtype is torch.bool and sharded and transition.cover is None and (
-                    not local.is_inference()):  # its writes are not counted
-                locals_[place] = _of_mask(tensor, local, transition)
+            if sharded and transition.cover is None and not local.is_inference():
+                known = _of_mask if local.dtype is torch.bool else _of_activation
+                locals_[place] = known(tensor, local, transition)
                 continue
             locals_[place] = out = transition(local, read_only_use=True)
             if grad_mode and keeps and transition.cover is not None:
@@ -229,7 +230,7 @@ def _boxes(
 
 def _of_mask(tensor: ShardTensor, local: torch.Tensor, transition: Transition) -> torch.Tensor:
     """The mask of several layers moves once, until a backward has passed. Other operands without a
-    gradient may be large, and a checkpoint would keep them: they are freed after the call."""
+    gradient may be large, and a checkpoint would keep them."""
     views, state = cache_of(tensor), version_of(tensor)
     kept = views.get(transition)
     if kept is not None and kept[0] is local and kept[1] == state:
@@ -239,6 +240,40 @@ def _of_mask(tensor: ShardTensor, local: torch.Tensor, transition: Transition) -
         out = local.detach()
     views.keep(transition, (local, state, out))
     return out
+
+
+class _Latest(threading.local):
+    """The last activation that has moved without a gradient: a weak reference to it, its local
+    tensor and version, how it moved, and what it has become."""
+
+    kept: tuple[weakref.ref[ShardTensor], torch.Tensor, int, Transition, torch.Tensor] | None = None
+
+
+_latest = _Latest()
+
+
+def _of_activation(
+    tensor: ShardTensor, local: torch.Tensor, transition: Transition
+) -> torch.Tensor:
+    """Queries, keys and values read one activation, as do the halves of a gated layer: without a
+    gradient it moves once for calls that follow each other. The next one that moves takes its
+    place, so one is alive besides at most. Parameters are freed after the call."""
+    kept, _latest.kept = _latest.kept, None
+    if getattr(tensor, "_is_param", False):
+        return transition(local, read_only_use=True)
+    version = version_of(tensor)
+    if kept is None or kept[0]() is not tensor or kept[1] is not local or (
+            kept[2] != version or kept[3] is not transition):
+        kept = None
+        out = transition(local, read_only_use=True)
+        kept = weakref.ref(tensor, _forget), local, version, transition, out
+    _latest.kept = kept
+    return kept[4]
+
+
+def _forget(gone: weakref.ref[ShardTensor]) -> None:
+    if _latest.kept is not None and _latest.kept[0] is gone:
+        _latest.kept = None
 
 
 def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
