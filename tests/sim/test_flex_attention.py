@@ -4,13 +4,14 @@ layout. torch has no gradient of it on CPUs but for its check of the device, whi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -104,11 +105,13 @@ def _made(mesh: Any, specs: dict[str, Any]) -> Make:
     return make
 
 
-@pytest.mark.parametrize(("mask", "scores", "kv_heads"), [
-    ("none", "none", 1), ("causal", "distance", 4), ("documents", "slopes", 2),
-    ("samples", "none", 2),
-])
-@pytest.mark.parametrize("way", LAYOUTS)
+FUNCTIONS = [("none", "none", 1), ("documents", "slopes", 2), ("causal", "distance", 4),
+             ("samples", "none", 2)]
+CASES = [(way, *FUNCTIONS[(at + also) % 4])
+         for at, way in enumerate(LAYOUTS) for also in (0, 2 - at % 2)]
+
+
+@pytest.mark.parametrize(("way", "mask", "scores", "kv_heads"), CASES)
 def test_as_one_process(way: str, mask: str, scores: str, kv_heads: int) -> None:
     axes, specs = LAYOUTS[way]
     due = attended(lambda full, name: full.clone(), mask, scores, kv_heads)
@@ -140,6 +143,43 @@ def test_what_scores_close_over_gets_its_whole_gradient() -> None:
     weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
     for one in found:
         torch.testing.assert_close(one, due.grad)
+
+
+class Attention(nn.Module):
+    """Its function of scores closes over a parameter, which is gathered while the module runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.slopes = nn.Linear(8, 24), nn.Parameter(torch.linspace(0.5, 2, 2))
+
+    def forward(self, x: Any) -> Any:
+        slopes = self.slopes
+        q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        out = flex_attention(q, k, v, lambda score, b, h, i, j: score * slopes[h])
+        return x + out.transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")])
+def test_parameters_that_are_gathered_for_their_module(spec: P) -> None:
+    def gradients(model: Any, x: Any) -> dict[str, Any]:
+        for _ in range(2):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        return {name: one.grad for name, one in model.named_parameters()}
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Attention(), Attention()).double()
+    x = torch.randn(4, 12, 8, dtype=torch.float64)
+    sharded = copy.deepcopy(plain)
+    due = gradients(plain, x)
+
+    def on_rank(mesh: Any) -> dict[str, Any]:
+        model = weft.distribute_module(copy.deepcopy(sharded), mesh, shardings={"*": P("x")})
+        found = gradients(model, weft.distribute_tensor(x, mesh, spec))
+        return {name: one.full_tensor() for name, one in found.items()}
+
+    for found in weft.testing.run(on_rank, mesh={"x": 3}):
+        torch.testing.assert_close(found, due)
 
 
 def test_what_moves() -> None:
@@ -201,6 +241,18 @@ def test_compiled(compiled: str) -> None:
     for found in weft.testing.run(on_rank, mesh={"x": 2}):
         torch.testing.assert_close(found, due)
     assert seen
+
+
+def test_an_error_of_a_function_reaches_all_ranks() -> None:
+    def wrong(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        raise ValueError("no such bias")
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(2, 2, 8, 4, mesh=mesh, spec=P("x"))  # two ranks hold nothing
+        with pytest.raises((RuntimeError, ValueError, weft.CommunicationError)):
+            flex_attention(x, x, x, wrong).full_tensor()
+
+    weft.testing.run(on_rank, mesh={"x": 4})
 
 
 def test_outside_of_the_mesh() -> None:

@@ -37,8 +37,9 @@ from weft.tensor.call import dispatch, outside
 from weft.tensor.call.anchor import tie
 from weft.tensor.call.compiled import compile_options
 from weft.tensor.meta import contiguous_strides
+from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.layouts import layout_of, local_to_sharded
-from weft.tensor.placing.operands import entered
+from weft.tensor.placing.operands import as_value, entered
 from weft.tensor.trace.capture import unwatched
 from weft.tensor.trace.trees import local_of
 from weft.tensor.versions import version_of
@@ -74,43 +75,60 @@ def attention(
 
     Further arguments are what functions of a compiled graph read, and no ShardTensor is in one.
     """
-    given = [query, key, value]
-    mesh = dispatch.mesh_of(_NAME, [one._meta for one in given if type(one) is ShardTensor])
-    wants = [torch.is_grad_enabled() and one.requires_grad for one in given]
-    decision = _decided(given, [layout_of(one, mesh) for one in given], wants)
+    given, held = [query, key, value], _held(score_mod)
+    of_mask = [one for one in block_mask if isinstance(one, Tensor)]
+    mesh = dispatch.mesh_of(_NAME, [
+        one._meta for one in (*given, *held, *of_mask) if type(one) is ShardTensor])
+    memories = filled([local_of(one) for one in (*given, *held)])
+    values = [as_value(one) for one in (*given, *held)]
+    wants = [torch.is_grad_enabled() and one.requires_grad for one in values[:3]]
+    decision = _decided(given, [layout_of(one, mesh) for one in values[:3]], wants)
+    _check_rows(decision.operands[0], block_mask)
     wanted = [0, *[at for at, name in _FURTHER.items() if kernel_options.get(name)]]
     if mesh.here is None:
-        like = _like_kernel(*map(outside.twin, given))
-        out = {at: outside.leave(like[at], query.device) for at in wanted}
-        return _sharded(out, mesh, decision, query)
-    held = _held(score_mod)
-    layouts = [*decision.operands, *[_whole(one) for one in held]]
-    of_query, of_key = decision.operands[:2]
-    _check_rows(of_query, block_mask)
-    q, k, v, *rest = entered(_NAME, mesh, [*given, *held], layouts, _REASON)
+        like = _like_kernel(*map(outside.twin, values[:3]))
+        found = {at: outside.leave(like[at], query.device) for at in wanted}
+    else:
+        layouts = [*decision.operands, *map(_whole, held)]
+        locals_ = entered(_NAME, mesh, values, layouts, _REASON)
+        mask = _mask_on_rank(mesh, decision.operands[0], block_mask)
+        scores = _closed(score_mod, dict(zip(map(id, held), locals_[3:])))
+        try:
+            found = _on_rank(
+                mesh, decision.operands, locals_, wanted, scores, mask, scale, kernel_options)
+        except Exception as error:
+            raise dispatch.failed(error, flex_attention, given, mesh) from error.__cause__
+    out = _sharded(found, mesh, decision, query)
+    watch(out, memories)
+    return out
+
+
+def _on_rank(
+    mesh: BoundMesh, layouts: Sequence[Layout], tensors: Sequence[Tensor], wanted: Sequence[int],
+    scores: _Mod, mask: _Mask, scale: float, kernel_options: dict[str, Any],
+) -> dict[int, Tensor]:
+    """The wanted results on this rank, by their places, of its part of the queries."""
+    assert mesh.here is not None
+    q, k, v, *closed = tensors
+    of_query, of_key = layouts[:2]
     box = of_query.box_at(mesh.here)
     groups = of_query.shape[1] // max(of_key.shape[1], 1)
     if groups > 1 and k.shape[1] * groups != q.shape[1]:  # heads of queries alone are sharded
         heads = torch.arange(*box[1], device=k.device) // groups
         k, v = k.index_select(1, heads), v.index_select(1, heads)
-    mask = _mask_on_rank(mesh, of_query, block_mask)
     if not q.numel() or not k.numel():
         none = q.new_zeros((*q.shape[:3], v.shape[3])), *[
             q.new_zeros(q.shape[:3], dtype=wide(q.dtype))] * 2
-        out = {at: tie(none[at], _with_gradient(q, k, v, *rest)) for at in wanted}
-    elif q.is_meta:
+        return {at: tie(none[at], _with_gradient(tensors)) for at in wanted}
+    if q.is_meta:
         like = _like_kernel(q, k, v)
-        out = {at: tie(like[at], _with_gradient(*rest)) for at in wanted}
-    else:
-        scores = _closed(score_mod, dict(zip(map(id, held), rest)))
-        if any(of_query.dims[:3]):
-            scores = scores_from(scores, _firsts(box, q.device))
-        out = dict(zip(
-            wanted, _on_rank(wanted, q, k, v, scores, mask, scale, kernel_options)))
-    return _sharded(out, mesh, decision, query)
+        return {at: tie(like[at], _with_gradient(closed)) for at in wanted}
+    if any(of_query.dims[:3]):
+        scores = scores_from(scores, _firsts(box, q.device))
+    return dict(zip(wanted, _compiled(wanted, q, k, v, scores, mask, scale, kernel_options)))
 
 
-def _with_gradient(*tensors: Tensor) -> list[Tensor]:
+def _with_gradient(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [one for one in tensors if one.requires_grad]
 
 
@@ -267,7 +285,7 @@ def _module() -> Any:
     return sys.modules["torch.nn.attention.flex_attention"]
 
 
-def _on_rank(*args: Any) -> Sequence[Tensor]:
+def _compiled(*args: Any) -> Sequence[Tensor]:
     """The op on local tensors, compiled as the caller's is."""
     rules: Any = torch._dynamo.trace_rules  # type: ignore[attr-defined]
     rules.get_legacy_mod_inlinelist().add(Path(flex_functions.__file__).as_posix())
