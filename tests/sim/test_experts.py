@@ -238,3 +238,32 @@ def test_other_ops_on_what_one_rank_has_use_all_ranks(mesh: Any) -> None:
                    if lies.dims[dim]), lies
         torch.testing.assert_close(made.full_tensor(), due)
     assert max((row * 2).sharding.sizes_of(1)) == 8  # which is as much as it has
+
+
+@ranks(x=4)
+def test_samples_of_one_rank_keep_their_dim(mesh: Any) -> None:
+    """A slice of the batch is no row: new dims leave it as it is, and nothing moves."""
+    full = torch.randn(8, 3, 6, 4, generator=torch.Generator().manual_seed(1))
+    x, samples = weft.distribute_tensor(full, mesh, P("x"))[:2], full[:2]
+    rotated = [torch.stack([-one[..., 1::2], one[..., ::2]], -1).flatten(-2)
+               for one in (x, samples)]
+    with weft.strict():
+        for made, due in ((x.unsqueeze(0), samples[None]), (x.unsqueeze(1), samples[:, None]),
+                          rotated, (rotated[0] @ rotated[0].mT, rotated[1] @ rotated[1].mT)):
+            at = due.shape.index(2)
+            assert made.sharding == weft.Layout(
+                mesh, due.shape, P(*[None] * at, "x"), {at: (2, 0, 0, 0)})
+            torch.testing.assert_close(made.full_tensor(), due)
+
+
+@ranks(ep=4)
+def test_rows_go_to_a_matrix_however_it_lies(mesh: Any) -> None:
+    draw = torch.Generator().manual_seed(1)
+    full, rows = (torch.randn(*shape, generator=draw) for shape in ((4, 32, 64), (6, 64)))
+    matrices, x = (weft.distribute_tensor(one, mesh, P("ep")) for one in (full, rows))
+    due = F.linear(rows, full[1])
+    with weft.explain() as log:
+        found = F.linear(x, matrices[1]), x @ matrices[1].t()
+    assert log.nbytes <= 2 * 4 * rows.numel()
+    for one in found:
+        torch.testing.assert_close(one.full_tensor(), due)

@@ -10,8 +10,9 @@ such a tensor where they compare costs: see `propagate.factor_cuts.spread_sole_s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,9 +62,9 @@ def squeezed(
 def unsqueezed(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Decision | Rule | None:
-    """Where one rank of some axes has all, they shard the new dim."""
+    """Where one rank of some axes has a row, they shard the new dim."""
     (layout,) = layouts
-    found = _sole(layout)
+    found = _row(layout)
     if found is None:
         return _by_cuts(UNSQUEEZE, call, wants_grad) if any(layout.cuts) else None
     of, (outer, holder), (axes, cuts) = found
@@ -80,7 +81,7 @@ def stacked(
     """Rows that one rank each has come to shards of the new dim, as a `cat`."""
     if not all(any(layout.cuts) for layout in layouts):
         return None
-    if None in map(_sole, layouts):
+    if None in map(_row, layouts):
         return _by_cuts(STACK, call, wants_grad)
     return Composite(_stack, each_call=True)
 
@@ -89,11 +90,18 @@ def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
-def _sole(layout: Layout) -> tuple[int, Placed, Placed] | None:
-    """The first dim of which one rank of its outer axes has all; these axes, as those of a dim of
-    length 1; and what its other axes do."""
+def _row(layout: Layout) -> tuple[int, Placed, Placed] | None:
+    """As `_sole`, of the last dim alone, where `squeezed` puts the axes of a row. Samples that a
+    slice left on one rank have them at another dim, and keep them there."""
+    return _sole(layout, range(layout.ndim)[-1:])
+
+
+def _sole(layout: Layout, dims: Iterable[int]) -> tuple[int, Placed, Placed] | None:
+    """The first of some dims of which one rank of its outer axes has all; these axes, as those of
+    a dim of length 1; and what its other axes do."""
     sizes = layout.mesh.axis_sizes
-    for dim, (axes, cuts) in enumerate(zip(layout.dims, layout.cuts)):
+    for dim in dims:
+        axes, cuts = layout.dims[dim], layout.cuts[dim]
         if cuts is None:
             continue
         inner = [math.prod([sizes[axis] for axis in axes[num:]]) for num in range(len(axes) + 1)]
@@ -115,9 +123,11 @@ def at_the_matrix(
     if len(x.shape) != 2 or len(matrix.shape) != 2 or not any(layouts[1].cuts):
         return None
     linear = call.op.startswith("aten.linear")
-    if _sole(layouts[1]) is None:
+    found = _sole(layouts[1], range(2))
+    if found is None:
         return _by_cuts(LINEAR if linear else MATMUL, call, wants_grad)
-    return Composite(_linear if linear else _product, each_call=True)
+    batch = _batch if found[0] else _turned
+    return Composite(partial(_linear if linear else _product, batch), each_call=True)
 
 
 def _by_cuts(text: RuleText, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
@@ -126,11 +136,26 @@ def _by_cuts(text: RuleText, call: Call, wants_grad: Sequence[bool]) -> Rule | N
     return None if found is None else replace(found, by_size=True)
 
 
-def _linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = _product(x, matrix.t())
+def _linear(
+    batch: Callable[[Tensor], Tensor], x: Tensor, matrix: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    product = _rows(x, batch(matrix).mT)
     return product if bias is None else product + bias
 
 
-def _product(x: Tensor, matrix: Tensor) -> Tensor:
-    """As a batch of one, of whose result the rows are kept together."""
-    return torch.bmm(x.unsqueeze(0), matrix.unsqueeze(0)).mT.squeeze(0).t()
+def _product(batch: Callable[[Tensor], Tensor], x: Tensor, matrix: Tensor) -> Tensor:
+    return _rows(x, batch(matrix))
+
+
+def _rows(x: Tensor, matrices: Tensor) -> Tensor:
+    """The product as a batch of one, of whose result the rows are kept together."""
+    return torch.bmm(x.unsqueeze(0), matrices).mT.squeeze(0).t()
+
+
+def _batch(matrix: Tensor) -> Tensor:
+    return matrix.unsqueeze(0)
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    """A batch of one, of a matrix whose first dim has the axes of a row: it was transposed."""
+    return matrix.t().unsqueeze(0).mT
