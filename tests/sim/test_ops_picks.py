@@ -117,6 +117,48 @@ def test_no_more_than_what_is_named_travels(name: str) -> None:
         assert there <= forward and back <= backward
 
 
+ELEMENTS: dict[str, tuple[Callable[[Any, Any, Any], Any], int]] = {
+    # name: a call with (x, values in order, their places), how often x moves forward
+    "scatter": (lambda x, s, i: torch.full_like(x, -9).scatter(1, i, s), 1),
+    "onto_the_own": (lambda x, s, i: x.scatter(1, i, s), 1),
+    "in_place": (lambda x, s, i: torch.zeros_like(x).scatter_(1, i, s), 2),
+    "number": (lambda x, s, i: x.scatter(1, i, 2.0), 1),
+    "reduce": (lambda x, s, i: x.scatter_reduce(1, i, s, "amax"), 1),
+    "gather": (lambda x, s, i: x.gather(1, i), 1),
+    "few_places": (lambda x, s, i: x.scatter(1, i[:, :4], s[:, :4]), 1),
+    "few_read": (lambda x, s, i: x.gather(1, i[:, :4]), 1),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_a_tensor_comes_to_as_many_places(name: str) -> None:
+    """Along a sharded dim, where the places have that dim whole: that is fewer bytes than to bring
+    all places to all ranks. Of a few, these are fewer."""
+    call, moves = ELEMENTS[name]
+    full = torch.randn(4, 400, generator=torch.Generator().manual_seed(0)).double()
+    up = torch.randn(4, 400, generator=torch.Generator().manual_seed(1)).double()
+
+    def run(x: Any, up: Any) -> tuple[Any, Any, Any]:
+        x.requires_grad_()
+        values, places = x.detach().sort(1)
+        values.requires_grad_()
+        with weft.explain() as log:
+            out = call(x, values, places)
+        (out * up[:, : out.shape[1]]).sum().backward()
+        return log.nbytes, out, x.grad if x.grad is not None else values.grad
+
+    _, *due = run(full.clone(), up)
+
+    def on_rank(mesh: Any) -> None:
+        x, there = (weft.distribute_tensor(one, mesh, P(None, "x")) for one in (full, up))
+        nbytes, *found = run(x, there)
+        for one, other in zip(found, due, strict=True):
+            torch.testing.assert_close(one.full_tensor(), other)
+        assert nbytes <= moves * 100 * 3 * 8
+
+    weft.testing.run(on_rank, RANKS, {"x": RANKS})
+
+
 @ranks(x=2)
 def test_strict_refuses_what_would_travel(mesh: Any) -> None:
     x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None)

@@ -14,9 +14,11 @@ from typing import Any
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.core.dtypes import itemsize
+from weft.planner import plan
 from weft.rules import Call, Decision
 
-__all__ = ["Algorithm", "Composite", "Kernel", "Local", "Lookup", "replicated"]
+__all__ = ["Algorithm", "Composite", "Kernel", "Local", "Lookup", "received", "replicated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +83,14 @@ def replicated(call: Call, layouts: Sequence[Layout]) -> Decision:
         tuple(Layout.replicated(mesh, layout.shape) for layout in layouts),
         tuple(Layout.replicated(mesh, result.shape) for result in call.results),
     )
+
+
+def received(
+    call: Call, layouts: Sequence[Layout], decision: Decision, returns: Sequence[bool]
+) -> int:
+    """Bytes that all ranks receive when the operands come to the layouts of a decision; those that
+    return, as gradients or as the target of a write, count twice."""
+    return sum([
+        plan(have, due, itemsize(one.dtype)).total_bytes * (2 if back else 1)
+        for one, have, due, back in zip(call.tensors, layouts, decision.operands, returns)
+    ])

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Local, replicated
+from weft.core.dtypes import itemsize
+from weft.ops.algorithm import Algorithm, Local, received, replicated
 from weft.ops.idle import unless_idle
 from weft.ops.indexing.index_layouts import index_layout
 from weft.ops.indexing.row_exchange import Units, from_front, outside
@@ -182,6 +184,9 @@ def _read_one(
     return Local(Decision(operands, (result,)), bind)
 
 
+_ELEMENTS = rule(matching(1), linear=[0], moves=True)
+
+
 def _gather(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
@@ -198,9 +203,11 @@ def _gather(
         return None if x.is_partial else _gather_few(x, index, dim)
     x, places = element_layouts(x, index.shape, dim, [index], [index], x.free_axes)
     result = places.parted.replace(partial=x.partial)
-    if _whole_is_cheaper(x, range(x.ndim), result):
+    decision = Decision((x, places.shared.fitted(index.shape)), (result,))
+    if _whole_is_cheaper(x, range(x.ndim), result) or _moves_less(
+        call, layouts, wants_grad, decision
+    ):
         return None
-    operands = (x, places.shared.fitted(index.shape))
 
     def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
         assert mesh.here is not None
@@ -208,7 +215,24 @@ def _gather(
         mine = places.parted.local_shape_at(mesh.here)
         return lambda block, index: route([index]).fetch(block.reshape(-1)).view(mine)
 
-    return Local(Decision(operands, (result,)), bind, communicates=tuple(cutting))
+    return Local(decision, bind, communicates=tuple(cutting))
+
+
+def _moves_less(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool], decision: Decision
+) -> bool:
+    """Whether the rule, by which the tensor may come to the ranks of the indices, takes fewer bytes
+    than to bring indices to the tensor and elements back."""
+    bound = _ELEMENTS.bind(call, wants_grad)
+    if bound is None or decision.operands[1] == layouts[1]:
+        return False
+    result, back = decision.results[0], 2 if wants_grad[0] else 1
+    copies = result.mesh.size() // math.prod(map(result.num_shards, range(result.ndim)))
+    fetched = math.prod(result.shape) * copies
+    elsewhere = propagate.decide(bound, call, layouts, wants_grad)
+    return received(call, layouts, elsewhere, wants_grad) < received(
+        call, layouts, decision, wants_grad
+    ) + fetched * itemsize(call.tensors[0].dtype) * back
 
 
 def _gather_few(source: Layout, index: Layout, dim: int) -> Local:
@@ -378,8 +402,7 @@ PAGE = page(
        compose=_by_masks),
     op("index_select", rule("... s!, i -> ... i", along="dim", linear=[0], moves=True),
        layouts=_index_select),
-    op("gather", rule(matching(1), linear=[0], moves=True), layouts=_gather,
-       compose=_gather_lines),
+    op("gather", _ELEMENTS, layouts=_gather, compose=_gather_lines),
     op("take", rule(_take_rule), compose=_take),
     op("take_along_dim", compose=_take_along_dim),
     op("embedding", rule(_embedding_rule, linear=[0], moves=True, on_box=unless_idle),

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Composite, Local
+from weft.ops.algorithm import Algorithm, Composite, Local, received
 from weft.ops.indexing.index_layouts import IndexLayout
 from weft.ops.indexing.rows import (
     element_layouts,
@@ -206,9 +207,25 @@ def _scatter(
     write = Write(
         call.op, x, tuple(range(x.ndim)), [index], source, index.shape, 0, False, adds, False,
         _element_writer(call), dim)
-
-    return write.local(
+    local = write.local(
         operands, places.parted, places if delivers else None, "reduce" not in call.op)
+    if not delivers and _moves_less(call, layouts, wants_grad, local):
+        return None
+    return local
+
+
+def _moves_less(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool], local: Local
+) -> bool:
+    """Whether the rule, by which the target may come to the ranks of the indices, takes fewer bytes
+    than to bring indices and values to the target."""
+    bound = _BESIDE.bind(call, wants_grad)
+    if bound is None or local.decision.operands[1] == layouts[1]:
+        return False
+    elsewhere = propagate.decide(bound, call, layouts, wants_grad, 0)
+    returns = [True, *wants_grad[1:]]
+    return received(call, layouts, elsewhere, returns) < received(
+        call, layouts, local.decision, returns)
 
 
 def _added_here(operands: Sequence[Layout], dim: int) -> Local:
@@ -303,6 +320,7 @@ def _element_writer(call: Call) -> Writer:
 
 
 _OTHERS = matching(0)
+_BESIDE = rule(_OTHERS)
 
 PAGE = page(
     op("index_put", layouts=_index_put),
@@ -318,7 +336,7 @@ PAGE = page(
     op("put", compose=_put),
     op("scatter.src scatter_add", rule(_OTHERS, linear=[(0, 2)]), layouts=_scatter),
     op("scatter.value", rule(_OTHERS, linear=[0], serves=lambda call: call.args[3] == 0),
-       rule(_OTHERS), layouts=_scatter),
+       _BESIDE, layouts=_scatter),
     op("scatter_reduce", rule(scatter_text, by_size=True), kernel=scatter_reduce, layouts=_scatter),
-    op("scatter.reduce scatter.value_reduce", rule(_OTHERS), layouts=_scatter),
+    op("scatter.reduce scatter.value_reduce", _BESIDE, layouts=_scatter),
 )
