@@ -16,7 +16,7 @@ __all__ = ["PAGE"]
 
 def _new(call: Call, wants_grad: Any) -> str:
     """Sharded as the operand in dims of the same length, in proportion in longer ones and in those
-    of at least half the length. Other dims are whole, and so are the leading ones of a stack."""
+    of at least half the length. Other dims are whole, as are those that the operand lacks."""
     shape = call.results[0].shape
     given, made = ([f"{name}{dim}!" for dim in range(len(shape))] for name in "xy")
     aligned = _aligned(call)
@@ -30,11 +30,16 @@ def _new(call: Call, wants_grad: Any) -> str:
 
 
 def _aligned(call: Call) -> list[tuple[int, int, int]]:
-    """For each dim of the operand, counted from the last: the dim of the result, the operand's
-    length and the result's. Empty if the result is neither of as many dims nor a stack."""
+    """For each dim of the operand: the dim of the result, the operand's length and the result's.
+    Dims are counted from the last, as of a stack; from the first if only there all lengths are the
+    operand's, as of columns. Empty if the result is none of these, and has not as many dims."""
     own, shape = call.tensors[0].shape, call.results[0].shape
     before = len(shape) - len(own)
-    if before and not (before > 0 and own and own[0] == shape[before] and all(
+    if before and not own:
+        return []
+    if before > 0 and shape[: len(own)] == own != shape[before:]:
+        before = 0
+    elif before and not (before > 0 and own[0] == shape[before] and all(
         mine <= length <= 2 * mine for mine, length in zip(own, shape[before:])
     )):
         return []
