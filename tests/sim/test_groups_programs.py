@@ -122,6 +122,27 @@ def whole_batches_follow_sharded_ones(model: Any, x: Any) -> None:
     model(whole.requires_grad_()).square().mean().backward()
 
 
+def layers_thaw_before_a_whole_batch(model: Any, x: Any) -> None:
+    """Of a reentrant checkpoint, too. The group of the batch before had a frozen layer."""
+    model.runs = lambda layer, x: checkpoint(layer, x, use_reentrant=True)
+    model.layers[1].requires_grad_(False)
+    model(x.requires_grad_()).square().mean().backward()
+    model.layers[1].requires_grad_(True)
+    whole = x.detach()
+    if isinstance(x, weft.ShardTensor):
+        whole = whole.redistribute(placements=P())
+    model(whole.requires_grad_()).square().mean().backward()
+
+
+def layers_thaw_between_forward_and_backward(model: Any, x: Any) -> None:
+    """A reentrant checkpoint finds them thawed."""
+    model.runs = lambda layer, x: checkpoint(layer, x, use_reentrant=True)
+    model.layers[1].requires_grad_(False)
+    loss = model(x.requires_grad_()).square().mean()
+    model.layers[1].requires_grad_(True)
+    loss.backward()
+
+
 def data_are_set(model: Any, x: Any) -> None:
     """On a rank without a shard nothing has an address that would tell."""
     for _ in range(2):
@@ -329,6 +350,7 @@ PROGRAMS = [
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
     other_weights_before_a_recomputation, whole_batches_follow_sharded_ones, data_are_set,
+    layers_thaw_before_a_whole_batch, layers_thaw_between_forward_and_backward,
     a_part_of_two_groups_has_hooks, a_forward_between_a_derivative_and_its_own,
 ]
 

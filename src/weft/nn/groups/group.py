@@ -228,13 +228,16 @@ class Group:
         return member.another.members[0].full
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
-        """Whether the group still has its module's parameters."""
+        """Whether the group serves a forward with such a batch."""
         if self.is_left or self.mesh is not mesh or self.batch != batch:
             return False
         if self.autocast != autocast_dtype(mesh):
             return False
-        if self.num_in_own_dtype != len(self.in_own_dtype):
-            return False
+        return self.num_in_own_dtype == len(self.in_own_dtype) and self.is_current
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the group still has its module's parameters, as they are now."""
         for part, known in self.parts:
             if not _holds(part(), known):
                 return False

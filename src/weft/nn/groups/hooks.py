@@ -111,12 +111,11 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.utils.checkpoint.checkpoint`: what was gathered in forward is gathered again.
 
     A reentrant checkpoint compares and replaces nothing of the forward, so recomputed tensors may
-    have another memory order.
+    have another memory order, and groups that were gathered around it are not gathered again.
     """
-    if kwargs.get("use_reentrant") is not False:
-        return checkpoints.checkpoint(original, function, *args, **kwargs)
     forward, entered = _thread.forward, set[nn.Module]()
-    groups = [] if forward is None else [*forward.groups]
+    is_reentrant = kwargs.get("use_reentrant") is not False
+    groups = [] if forward is None or is_reentrant else [*forward.groups]
     again = False
 
     def run(*given: Any, **named: Any) -> Any:
@@ -182,10 +181,11 @@ class Entering(_Hook):
         forward = _thread.forward
         if in_backward():
             state = _STATES.get(module)
-            if state is not None and state.group is not None and (
-                _thread.only is None or module in _thread.only
-            ):
-                _begin(module, state.group, (args, kwargs))
+            group = None if state is None else state.group
+            if group is None or not (_thread.only is None or module in _thread.only):
+                return
+            if group in _thread.again or group.is_current:
+                _begin(module, group, (args, kwargs))
             return
         if forward is not None and not self.path and forward.was_interrupted():
             for group in forward.groups:
