@@ -18,9 +18,7 @@ __all__ = ["Gather", "accumulate", "check_gather", "gather_in_groups"]
 def gather_in_groups(module: nn.Module, given: Mapping[str, Any] | bool | None) -> None:
     """Gather the module's parameters by groups, if they are sharded as its batch is."""
     policies = list(policies_of(module, given))
-    casts = any(
-        policy is not None and bool(policy.compute_dtype or policy.reduce_dtype)
-        for _, _, policy in policies)
+    casts = any(policy is not None and policy.casts for _, _, policy in policies)
     for path, part, policy in policies:
         if not has_group(part) and any(type(one) is ShardTensor for one in part.parameters()):
             install(part, path, policy, casts)

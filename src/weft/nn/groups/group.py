@@ -53,9 +53,15 @@ def _implicit(pack: Pack, path: str) -> StrictError:
 
 
 class Line:
-    """The groups of one outermost module in the order of their use, and its backward."""
+    """The groups of one outermost module in the order of their use, and its backward.
 
-    def __init__(self) -> None:
+    Args:
+        of_parts: the groups of parts that are called one after the other instead. The order begins
+            anew when a part comes again.
+    """
+
+    def __init__(self, of_parts: bool = False) -> None:
+        self.of_parts = of_parts
         self.order: list[weakref.ref[Group]] = []
         self.last: list[weakref.ref[Group]] = []
         self.backward: weakref.ref[Backward] | None = None
@@ -69,10 +75,13 @@ class Line:
         """The forward of the outermost module begins."""
         if self.backward is not None:  # a backward that failed, of which nobody has told
             self.failed()
-        self.order = []
+        if not self.of_parts:
+            self.order = []
 
     def entered(self, group: Group) -> None:
         """A group has been gathered: start the next one."""
+        if self.of_parts and any(each() in (group, None) for each in self.order):
+            self.last, self.order = self.order, []
         at = len(self.order)
         self.order.append(weakref.ref(group))
         if at + 1 < len(self.last) and self.last[at]() is group:
@@ -81,7 +90,8 @@ class Line:
                 following.start()
 
     def end(self) -> None:
-        self.last = self.order
+        if not self.of_parts:
+            self.last = self.order
 
     def asked(self, group: Group, by_forward: bool = False) -> None:
         """In backward: a group is needed, for a gradient or by a forward that recomputes."""

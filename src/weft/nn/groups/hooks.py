@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ from weft.nn.pins import BringHook, InputFn, _Hook, has_hook
 from weft.tensor import ShardTensor
 from weft.tensor.backward import in_backward
 from weft.tensor.grad import checkpoints
-from weft.tensor.trace.trees import flatten, map_tensors
+from weft.tensor.trace.trees import map_tensors
 from weft.transport.unselected import unselected
 
 __all__ = ["Entering", "Leaving", "checkpoint", "has_group", "install"]
@@ -79,6 +80,8 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.again: list[Group] = []
         """In a backward, the groups whose modules run again."""
+        self.of_parts = Line(of_parts=True)
+        """The groups of parts that are called without their root."""
 
     forward: _Forward | None = None
     entered: set[nn.Module] | None = None
@@ -195,10 +198,12 @@ class Entering(_Hook):
             forward = self._outermost(module, (args, kwargs))
         if forward is None or self.policy is None:
             return
-        state = _state_of(module)
         batch = forward.batch
         if self.policy.axes is not None:
             batch = frozenset(forward.mesh.axes(_listed(self.policy.axes), "Gather(axes=)"))
+        if not batch and not self.policy.casts:
+            return
+        state = _state_of(module)
         group = state.group
         if group in forward.groups:  # the module has called itself
             forward.groups.append(group)
@@ -209,22 +214,27 @@ class Entering(_Hook):
                 group = state.group = Group(
                     module, list(_parts(module)), self.path, self.policy, forward.mesh, batch,
                     forward.line, group)
-        group.is_outermost = forward.module is module
+        group.is_outermost = forward.module is module and not self.path
         if group.packs:
             _begin(module, group, (args, kwargs))
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
-        whole = None if self.path else module
-        found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor], whole)
-        names_axes = self.policy is not None and self.policy.axes is not None
-        if found is None and (names_axes or self.casts) and self.turn != "first":
+        """The forward that begins with this module. A part that is called without its root begins
+        one only for a batch of its own."""
+        inputs = [*_sharded(given, set())]
+        batch = _batch_of(inputs, module, not self.path)
+        if batch:
+            mesh = inputs[0]._meta.mesh
+        else:
+            names_axes = self.policy is not None and self.policy.axes is not None
+            is_due = names_axes or self.casts or (bool(inputs) and not self.path)
             held = next((one for one in module.parameters() if type(one) is ShardTensor), None)
-            found = None if held is None else (held._meta.mesh, frozenset())
-        if found is None:
-            return None
-        line = _state_of(module).line
+            if held is None or not is_due or self.turn == "first":
+                return None
+            mesh = held._meta.mesh
+        line = _thread.of_parts if self.path else _state_of(module).line
         line.begin()
-        _thread.forward = _Forward(module, *found, line, sys._getframe(3))
+        _thread.forward = _Forward(module, mesh, batch, line, sys._getframe(3))
         return _thread.forward
 
 
@@ -256,11 +266,26 @@ class Leaving(_Hook):
             forward.line.end()
 
 
-def _batch_of(
-    inputs: Sequence[ShardTensor], whole: nn.Module | None
-) -> tuple[BoundMesh, frozenset[int]] | None:
-    """The mesh, and those axes that shard a module's inputs over which parameters are gathered;
-    None if there are none. `whole`: the module, if it is no part of another."""
+def _sharded(given: Any, seen: set[int]) -> Iterator[ShardTensor]:
+    """The ShardTensors in a module's arguments, also in dataclasses and all kinds of maps."""
+    if type(given) is ShardTensor:
+        yield given
+        return
+    if isinstance(given, Mapping):
+        inner = given.values()
+    elif isinstance(given, (list, tuple)):
+        inner = given
+    elif is_dataclass(given) and not isinstance(given, type) and id(given) not in seen:
+        seen.add(id(given))
+        inner = [getattr(given, field.name, None) for field in fields(given)]
+    else:
+        return
+    for one in inner:
+        yield from _sharded(one, seen)
+
+
+def _batch_of(inputs: Sequence[ShardTensor], module: nn.Module, is_root: bool) -> frozenset[int]:
+    """Those axes that shard a module's inputs over which parameters are gathered."""
     batch, others = set[int](), set[int]()
     for one in inputs:
         meta = one._meta
@@ -269,22 +294,37 @@ def _batch_of(
             for dim, axes in enumerate(meta.layout.dims):
                 found = others if dim else batch
                 found.update(axis for axis in axes if sizes[axis] > 1)
-    if others and whole is not None:
-        batch |= _of_all_parameters(whole, others - batch)
-    return (inputs[0]._meta.mesh, frozenset(batch)) if batch else None
+    if is_root:
+        return frozenset(batch | _of_all_parameters(module, others - batch, 1))
+    return frozenset(_of_all_parameters(module, batch, None) | _of_none(module, batch))
 
 
-def _of_all_parameters(module: nn.Module, axes: set[int]) -> set[int]:
-    """The axes that shard dim 0 of every parameter. An axis of tensor parallelism also shards
-    activations, but it leaves norms whole, or its styles keep the weights in place."""
-    if any(has_hook(part, BringHook) for part in module.modules()):
-        return set()
+def _of_all_parameters(module: nn.Module, axes: set[int], num_dims: int | None) -> set[int]:
+    """The axes that shard one of the first dims of every parameter. An axis of tensor parallelism
+    also shards activations, but it leaves norms whole, or its styles keep the weights in place."""
+    if not axes:
+        return axes
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            if type(hook) is BringHook:
+                axes = axes.difference(hook.brought.axes)
     for one in module.parameters():
         if not axes or type(one) is not ShardTensor:
             return set()
-        layout = one._meta.layout
-        axes = axes.intersection(layout.dims[0]) if layout.ndim else set()
+        axes = axes & _axes_of(one, num_dims)
     return axes
+
+
+def _of_none(module: nn.Module, axes: set[int]) -> set[int]:
+    """The axes that shard no parameter: nothing is gathered over them, and gradients are summed."""
+    for one in module.parameters() if axes else ():
+        if type(one) is ShardTensor:
+            axes = axes - _axes_of(one, None)
+    return axes
+
+
+def _axes_of(tensor: ShardTensor, num_dims: int | None) -> set[int]:
+    return {axis for axes in tensor._meta.layout.dims[:num_dims] for axis in axes}
 
 
 def _listed(axes: Any) -> tuple[Any, ...]:

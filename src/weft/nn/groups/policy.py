@@ -49,6 +49,11 @@ class Gather:
                 "floating-point torch.dtype", "parameters are cast to one before they "
                 "travel, and gradients before they are summed", wrong, "torch.bfloat16")
 
+    @property
+    def casts(self) -> bool:
+        """Whether a dtype is named, which holds for any batch."""
+        return self.compute_dtype is not None or self.reduce_dtype is not None
+
 
 AUTOMATIC = Gather()
 """How they are where nothing is said."""
