@@ -143,6 +143,59 @@ def test_rows_that_are_written_to(fn: Any, sizes: Any) -> None:
     check(penalty([full.clone()], fn)[0], weft.testing.run(of_rank, mesh={"x": 5}), fn.__name__)
 
 
+def repeated_wall(a: Tensor) -> Tensor:
+    walls = a[:1].expand(3, -1)
+    a[-1] = a[-2]
+    return walls
+
+
+def broadcast_column(a: Tensor) -> Tensor:
+    column = torch.broadcast_to(a[:, :1], a.shape)
+    a[:, -1] = 0
+    return column
+
+
+def broadcast_row(a: Tensor) -> Tensor:
+    _, row = torch.broadcast_tensors(a, a[-1:])
+    a.mul_(0.5)
+    return row
+
+
+def windows(a: Tensor) -> Tensor:
+    found = a.unfold(0, 3, 1)
+    a[-1] = a[0] * 2
+    return found
+
+
+def windows_of_a_column(a: Tensor) -> Tensor:
+    found = a[:, 2].unfold(0, 2, 1)
+    a[:, 2] *= 2
+    return found
+
+
+@pytest.mark.parametrize(
+    "fn", [repeated_wall, broadcast_column, broadcast_row, windows, windows_of_a_column])
+@pytest.mark.parametrize("spec", [P("x"), P("y", "x"), P(None, "x")], ids=str)
+def test_views_that_moved_and_follow_a_write(fn: Any, spec: P) -> None:
+    """Elements that share memory take their gradient once, and their graph is that of the ranks
+    that hold none of them."""
+    def grads(x: Any) -> list[Any]:
+        base = x * 1
+        view = fn(base)
+        first = torch.autograd.grad((view**3).sum() + (base**3).sum(), x, create_graph=True)
+        return [*first, *torch.autograd.grad(first[0].square().sum(), x)]
+
+    full = reals(5, 4).make(torch.Generator().manual_seed(0))
+    expected = grads(full.clone().requires_grad_())
+
+    def on_rank(mesh: Any) -> None:
+        found = grads(weft.distribute_tensor(full, mesh, spec).requires_grad_())
+        for grad, due in zip(found, expected):
+            torch.testing.assert_close(grad.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 4, "y": 2} if "y" in spec else {"x": 4})
+
+
 @pytest.mark.parametrize("fn", [
     lambda x: F.nll_loss(x, torch.zeros(4, dtype=torch.int64)),
     lambda x: F.pad(x[None], (1, 1), mode="reflect"),

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.autograd.graph import increment_version
 
 from weft.tensor.meta import Meta, expanded_dims
@@ -32,6 +33,7 @@ from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.tensor.versions import counted_version, with_own_version
 from weft.tensor.views.cast_weight import gathered
 from weft.tensor.views.inverse import write
+from weft.transport.nodes import with_gradient
 from weft.transport.order import full_order, laid
 
 __all__ = [
@@ -120,20 +122,21 @@ class View:
         func, args, kwargs: the call.
         place: the number of this result.
         out: the result, whose local tensor is the plain one.
+        own: what that is expanded from, else itself.
         is_one_of_several: whether the call returns a list of views; torch records no writes to
             these.
     """
 
     __slots__ = ("__weakref__", "args", "base", "buffer", "func", "grad", "is_one_of_several",
-                 "kwargs", "meta", "place", "seen", "storage")
+                 "kwargs", "meta", "own", "place", "seen", "storage")
 
     def __init__(
         self, base: Tensor, func: Any, args: Any, kwargs: Any, place: int, out: ShardTensor,
-        is_one_of_several: bool,
+        own: Tensor, is_one_of_several: bool,
     ) -> None:
         self.base: Tensor | None = base
         self.func, self.args, self.kwargs, self.place = func, args, kwargs, place
-        self.buffer, self.meta = out._local, out._meta
+        self.buffer, self.own, self.meta = out._local, own, out._meta
         self.grad, self.is_one_of_several = torch.is_grad_enabled(), is_one_of_several
         self.storage = _memory(base)
         self.seen = _version(base)
@@ -155,8 +158,7 @@ class View:
             if again._meta.layout != self.meta.layout:  # whether a gradient is wanted has changed
                 again = again.redistribute(placements=self.meta.layout)
             self.seen = now
-            _shown_once(self.buffer, self.meta).copy_(
-                _shown_once(unwrap_view(again._local), self.meta))
+            self.own.copy_(_shown_once(unwrap_view(again._local), self.meta))
 
     def check_recorded(self, recorded: bool) -> None:
         """Raise if torch does not permit a view to be changed in place."""
@@ -213,14 +215,17 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         overlaps = local.dim() == len(meta.shape) and 0 in meta.stride()  # else outside the mesh
         # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
         # written to, and the ranks would have different graphs in a second backward.
-        if has_data or overlaps or meta.layout.has_empty_shards:
+        if overlaps:
             one = _shown_once(local, meta)
-            copied = laid(one, full_order(meta.shape, meta.stride())) if overlaps else local
-            copied = _copied(one) if copied is one else copied
-            out._local = copied if one is local else copied.expand(local.shape)
+            own = laid(one, full_order(meta.shape, meta.stride()))
+            own = one.clone() if own is one else own
+            with _force_original_view_tracking(True):  # `as_strided` has no gradient of nothing
+                out._local = own.expand(local.shape)
+        elif has_data or meta.layout.has_empty_shards:
+            own = out._local = _copied(local)
         else:  # what the base has become for this call counts the writes to it
-            out._local = with_own_version(local, unwrap_view(local_of(base)))
-        view = View(base, func, args, kwargs, place, out, several)
+            own = out._local = with_own_version(local, unwrap_view(local_of(base)))
+        view = View(base, func, args, kwargs, place, out, own, several)
         out._local = _moved(out._local, view)
         if type(base) is ShardTensor:
             _followers(base).add(view)
@@ -228,21 +233,26 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _copied(local: Tensor) -> Tensor:
-    """A copy; of windows that overlap, of the line of memory that they are views of."""
+    """A copy; of windows that overlap, of the line of memory that they are views of. To autograd it
+    is no view: each window would take the gradients of all that it shares elements with."""
     shape, strides = local.shape, local.stride()
     span = 1 + sum([(length - 1) * step for length, step in zip(shape, strides)])
     if local.numel() <= max(span, 0):
         return local.clone()
-    line = local.as_strided((span,), (1,), local.storage_offset()).clone()
-    return line.as_strided(shape, strides, 0)
+
+    def copy(windows: Tensor) -> Tensor:
+        line = windows.as_strided((span,), (1,), windows.storage_offset()).clone()
+        return line.as_strided(shape, strides, 0).detach()
+
+    return with_gradient(local, copy, lambda grad: grad)
 
 
 def _shown_once(local: Tensor, meta: Meta) -> Tensor:
     """Of elements that share memory in the global tensor, one of those on this rank, which the
     others follow; a write to elements that are on several ranks is refused."""
-    if local.numel():
+    if local.dim() == len(meta.shape):  # else outside the mesh
         for dim in expanded_dims(meta):
-            local = local.narrow(dim, 0, 1)
+            local = local.narrow(dim, 0, min(1, local.shape[dim]))
     return local
 
 
