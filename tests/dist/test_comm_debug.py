@@ -185,7 +185,7 @@ def test_a_rank_outside_debug_mode_is_named() -> None:
         pair.close()
     assert text == heard
     assert text.splitlines()[3] == (
-        "             rank 1 did not come; it has asked for nothing in debug mode, which all ranks "
+        "             rank 1 did not come; it asked for nothing in debug mode, which all ranks "
         "enter together"
     )
 
@@ -227,7 +227,7 @@ def test_a_rank_that_ends_without_a_collective_says_so(monkeypatch: pytest.Monke
     ask = CollectiveCall("exchange", ("dp",), (0, 1), ())
     said = DebugCompare(0).call(ask, 60).splitlines()
     assert said[0].startswith("exchange() over axes (dp): 1 of 2 ranks came within 0.")
-    assert said[3].strip() == "rank 1 has ended; it has asked for nothing in debug mode"
+    assert said[3].strip() == "rank 1 has ended; it asked for nothing in debug mode"
 
 
 def test_ranks_that_have_ended_are_not_waited_for() -> None:

@@ -70,9 +70,10 @@ def test_the_others_stop_waiting_in_time(short: GlooWorld, fn, op, other) -> Non
         f"at {last_line_of(fn)}"
     )
     assert theirs == (
-        "             rank 1 has not been heard of: it did not come here, has ended, or waits "
+        "             rank 1 was not heard of: it did not come here, ended, or waits "
         "elsewhere"
     )
+    assert "(without it, numbers read before this error may be wrong, too)" in fix
     assert fix.endswith("WEFT_TIMEOUT=600")
 
 

@@ -111,7 +111,7 @@ class DebugCompare:
         )
         reader.start()
         reader.join(2 * _GRACE)
-        unknown = "has not been heard of: it did not come here, has ended, or waits elsewhere"
+        unknown = "was not heard of: it did not come here, ended, or waits elsewhere"
         return who([(rank, dict(words).get(rank, unknown)) for rank in sorted(ranks)])
 
     def _count(self, counts: dict[str, int], ranks: Sequence[int]) -> int:
@@ -196,7 +196,7 @@ class _Turn:
         for rank in missing:
             last = self._at(rank)
             has_ended = self.store.check([f"ended/{rank}"])
-            nothing = "it has asked for nothing in debug mode"
+            nothing = "it asked for nothing in debug mode"
             if not has_ended:
                 nothing += ", which all ranks enter together"
             whose.append((rank, f"{'has ended' if has_ended else 'did not come'}; " + (

@@ -116,5 +116,6 @@ def gave_up(
         f"every rank of a group issues the same collectives, each within the timeout "
         f"({timeout().total_seconds():g} s), and lives until all are done", lines(known),
         "see the first error that any rank printed; no `if rank == 0:` around what "
-        "communicates; WEFT_DEBUG=1 compares what the ranks ask for before they do it; if "
-        "ranks merely need longer, WEFT_TIMEOUT=600")
+        "communicates; WEFT_DEBUG=1 compares what the ranks ask for before they do it (without "
+        "it, numbers read before this error may be wrong, too); if ranks merely need longer, "
+        "WEFT_TIMEOUT=600")
