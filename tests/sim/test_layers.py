@@ -18,7 +18,7 @@ from tests.oracle import check
 from weft import P
 from weft.nn import modules
 from weft.ops import FUNCTIONS
-from weft.tensor.call import fallback
+from weft.tensor.placing import left_whole
 from weft.testing import peak_memory
 
 BATCH = 6
@@ -382,7 +382,7 @@ def test_packed_sequences_are_right() -> None:
         return [one.full_tensor().detach()
                 for one in run(weft.distribute_tensor(x, mesh, P(None, "x")).requires_grad_())]
 
-    fallback._WARNED.discard("_pack_padded_sequence")
+    left_whole._WARNED.discard("_pack_padded_sequence")
     with pytest.warns(weft.WeftWarning, match="torch cannot tell its result without the data"):
         outcomes = on_ranks(on_rank)
     for found in outcomes:

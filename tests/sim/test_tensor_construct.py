@@ -27,7 +27,7 @@ from weft import (
     ShardTypeError,
     UnsupportedOpError,
 )
-from weft.tensor.call import fallback
+from weft.tensor.placing import left_whole
 
 X = torch.arange(30.0, dtype=torch.float64).view(5, 6)
 ROWS = (3, 0, 2)
@@ -673,7 +673,7 @@ def test_a_write_of_a_shard_to_a_plain_tensor_says_what_to_make_instead() -> Non
         target[0] = x
         assert torch.equal(target[0], torch.ones(4, 3))
 
-    fallback._WARNED.discard("__setitem__")
+    left_whole._WARNED.discard("__setitem__")
     with pytest.warns(weft.WeftWarning, match=r"Fix: a sharded target: torch.zeros_like\(x\)"):
         weft.testing.run(on_rank, mesh={"a": 2})
 

@@ -14,7 +14,7 @@ import torch
 import weft
 from weft import P, Replicate, Shard, ShardTypeError, StrictError
 from weft.tensor import modes
-from weft.tensor.call import fallback
+from weft.tensor.placing import left_whole
 
 X = torch.arange(30.0, dtype=torch.float64).view(5, 6) / 8
 HERE = __file__
@@ -103,8 +103,8 @@ def test_a_number_that_is_gathered_is_not_worth_a_warning() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for one in sums:
-                fallback.tell("no op of torch", "it has no rule", [one])
-        fallback._WARNED.discard("no op of torch")
+                left_whole.tell("no op of torch", "it has no rule", [one], "a rule")
+        left_whole._WARNED.discard("no op of torch")
         return len(caught)
 
     assert weft.testing.run(program, 1, mesh={"x": 1}) == [1]

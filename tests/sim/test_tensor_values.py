@@ -14,6 +14,7 @@ import torch
 import weft
 from tests.sharded import Make, agree, in_ways
 from weft import P, Partial, ShardTensor
+from weft.tensor.placing import left_whole
 from weft.transport import traffic
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
@@ -182,10 +183,41 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:__array:DeprecationWarning", "ignore:numpy.*gathered:weft.WeftWarning")
 @pytest.mark.parametrize("program, way", in_ways(PROGRAMS))
 def test_values(program: Any, way: str) -> None:
     agree(program, way)
+
+
+def test_numpy_tells_that_it_gathers() -> None:
+    """Once per function; strict mode refuses it, unless the value is known."""
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                (x + np.ones(X.shape)), np.arctan(x), np.arctan(x.redistribute(placements=P()))
+        with weft.strict():
+            assert (np.asarray(x) == X.numpy()).all()  # is asked for
+            np.arctan(x.redistribute(placements=P()))
+            with pytest.raises(weft.StrictError) as raised:
+                np.arctan(x)
+        return [*sorted(str(one.message).splitlines()[0] for one in caught), str(raised.value)]
+
+    for name in ("numpy.add", "numpy.arctan"):
+        left_whole._WARNED.discard(name)
+    found = weft.testing.run(on_rank, 1, mesh={"x": 1})[0]
+    tells = "numpy computes on the whole value, so"
+    assert found[:-1] == [
+        f"numpy.add: {tells} its operands were gathered, 240 bytes on every rank.",
+        f"numpy.arctan: {tells} its operands were gathered, 240 bytes on every rank."]
+    assert found[-1] == (
+        f"numpy.arctan: {tells} it would gather 240 bytes on every rank.\n"
+        "  Rule: under weft.strict() no op communicates implicitly.\n"
+        "  Offenders: [5@x, 6]\n"
+        "  Fix: torch's own: x + torch.from_numpy(array), x.exp(); x.numpy() gathers where it is "
+        "meant")
 
 
 def test_replicated_values_do_not_communicate() -> None:
@@ -224,8 +256,8 @@ def test_text() -> None:
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 1.],",
          "   [2., 3.]]", "  requires_grad=True)"],
         ["ShardTensor(i64[2@x],", "  rank 0 holds [0:1]:", "  [0])"],
-        ["ShardTensor(f32[] partial(sum@x),", "  rank 0's partial value of a sum over x: 12.",
-         "  grad_fn=<SumBackward0>)"],
+        ["ShardTensor(f32[] partial(sum@x), rank 0's partial value of a sum over x: 12. (item() "
+         "gives the value), grad_fn=<SumBackward0>)"],
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 2.],",
          "   [4., 6.]]", "  grad_fn=<MulBackward0>)"],
         ["ShardTensor(f32[0, 2],", "  rank 0 holds [0:0, 0:2]:", "  [], size=(0, 2))"],
@@ -249,22 +281,27 @@ def test_text_of_terms_and_of_known_values() -> None:
         whole = repr(loss.detach().redistribute(P()))
         return [text.split("\n", 1)[-1].strip() for text in (*texts, repr(loss), whole)]
 
+    def is_told(rank: int, what: str, term: float) -> str:
+        return f"rank {rank}'s partial value of {what}: {term:.0f}. (item() gives the value)"
+
     found = weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
-    terms, lines = {0: (12.0, [2.0, 4.0]), 2: (18.0, [4.0, 5.0])}, "\n  grad_fn=<SumBackward0>)"
+    terms, lines = {0: (12.0, [2.0, 4.0]), 2: (18.0, [4.0, 5.0])}, ", grad_fn=<SumBackward0>)"
+    scalar = "ShardTensor(f32[] partial(sum@x), "
     for rank, texts in enumerate(found):
         term, row = terms[rank // 2 * 2]
         assert texts[:2] == [
-            f"rank {rank}'s partial value of a sum over x: {term:.0f}.{lines}",
-            f"the value: 30.{lines}"]
+            f"{scalar}{is_told(rank, 'a sum over x', term)}{lines}",
+            f"ShardTensor(30., f32[] partial(sum@x){lines}"]
         assert texts[2] == "30.0"
         assert texts[3].startswith(
             f"rank {rank}'s partial value of a sum over x, [0:1, 0:2]:\n"
             f"  [[{row[0]:.0f}., {row[1]:.0f}.]]")
         assert texts[4] == (
-            f"rank {rank}'s partial value of a mean over x and a sum over y: 1.)")
-        assert texts[5] == f"rank {rank}'s partial value of a sum over x: {sum(row):.0f}.)"
-        assert texts[6].startswith(f"rank {rank}'s partial value of a sum over x: ")
-        assert texts[7] == "the value: 31.)"
+            "ShardTensor(f32[] partial(avg@x, sum@y), "
+            f"{is_told(rank, 'a mean over x and a sum over y', 1)})")
+        assert texts[5] == f"{scalar}{is_told(rank, 'a sum over x', sum(row))})"
+        assert texts[6].startswith(f"{scalar}rank {rank}'s partial value of a sum over x: ")
+        assert texts[7] == "ShardTensor(31., f32[])"
 
 
 TAKEN_FOR_NUMBERS: dict[str, Any] = {

@@ -22,7 +22,7 @@ from tests.sweep.rounding import NARROW, Rounding, rounding
 from tests.sweep.samples import LeftOut, Sample
 from tests.sweep.ways import laid_out
 from weft import Layout, ShardTensor
-from weft.tensor.call import fallback
+from weft.tensor.placing.left_whole import _WARNED
 
 __all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves", "left_whole",
            "short"]
@@ -250,7 +250,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
             left_whole([one for one in layouts if one is not None], results),
         ), _received(log)
 
-    fallback._WARNED.clear()  # every call warns by itself
+    _WARNED.clear()  # every call warns by itself
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -26,7 +26,7 @@ from tests.sweep.more_modules import MORE, Given
 from tests.sweep.samples import MAX_NUMEL, Sample
 from weft import ShardTensor
 from weft.core import Mesh
-from weft.tensor.call import fallback
+from weft.tensor.placing import left_whole
 
 __all__ = ["VARIANTS", "drawn", "modules", "samples_of"]
 
@@ -120,7 +120,7 @@ def _sample(name: str, given: Given, dtype: torch.dtype, variant: str) -> Sample
     def fn(own: list[Tensor]) -> Any:
         if any(type(one) is ShardTensor for one in own):
             torch.manual_seed(0)
-            fallback._WARNED.clear()  # each sample warns by itself
+            left_whole._WARNED.clear()  # each sample warns by itself
         module = copy.deepcopy(template)
         for place, tensor in zip(places, own[len(inputs):]):
             _put(module, place, tensor)

@@ -233,8 +233,8 @@ class AsValue:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return hooks.values.array(self, dtype, copy)
 
-    def __array_wrap__(self, array: Any, *_: Any) -> Any:
-        return hooks.values.from_array(self, array)
+    def __array_wrap__(self, array: Any, context: Any = None, *_: Any) -> Any:
+        return hooks.values.from_array(self, array, context)
 
     def __bool__(self) -> bool:
         return bool(hooks.values.one_value(self))

@@ -6,8 +6,7 @@ same random numbers. One warning per op names the bytes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,14 +14,11 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.core.units import nbytes_text
-from weft.errors import StrictError, message
-from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.call.in_place import check_writable
 from weft.tensor.meta import expanded_dims, replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.left_whole import is_large
+from weft.tensor.placing.left_whole import tell
 from weft.tensor.placing.operands import entered, share_memory
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -33,9 +29,7 @@ from weft.tensor.versions import counted_version, write_counted
 from weft.tensor.views.inverse import OVERLAP
 from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
-__all__ = ["FIX", "of_op", "on_full", "runner", "tell"]
-
-_WARNED: set[str] = set()
+__all__ = ["FIX", "of_op", "on_full", "runner"]
 
 
 def _replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
@@ -150,27 +144,3 @@ def _write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: Bound
         )
         write_counted(tensor._local, full if back is None else back(full), full)
     written_to(tensor)
-
-
-def tell(
-    name: str, reason: str, tensors: Sequence[torch.Tensor], fix: str = FIX, any_size: bool = True
-) -> None:
-    """Warn once per op about the operands that it gathers, or raise in strict mode; `any_size`:
-    also if they are smaller than what `warn_if_whole` says."""
-    sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
-    nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
-    if not nbytes or not (any_size or is_large(nbytes)):
-        return
-    layouts = [str(t._meta.layout) for t in sharded]
-    if modes.is_strict():
-        raise StrictError(
-            name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
-            "under weft.strict() no op communicates implicitly", layouts,
-            "x.redistribute(placements=[Replicate(), ...]) before the call")
-    if name not in _WARNED and any(one.dim() for one in sharded):  # a number costs nothing
-        _WARNED.add(name)
-        modes.warn(
-            message(name, f"{reason}, so its operands were gathered, {nbytes_text(nbytes)} on "
-                    "every rank",
-                    "an op without a rule runs on full tensors", layouts, fix)
-        )

@@ -35,6 +35,7 @@ from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.freed import filled, watch
+from weft.tensor.placing.left_whole import tell
 from weft.tensor.placing.operands import as_value
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.values import like_dense
@@ -195,8 +196,8 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
             return _APPLY(cls, *opened, **named)
 
     args, kwargs = map_tensors(lambda one: taken(one, mesh), (args, kwargs))
-    fallback.tell(f"{cls.__name__}.apply", "the Function has no rule", flatten((args, kwargs)),
-                  _RULE, any_size=False)
+    tell(f"{cls.__name__}.apply", "the Function has no rule", flatten((args, kwargs)),
+         _RULE, any_size=False)
     return fallback.on_full(cls.__name__, mesh, call, args, kwargs, are_views=False)
 
 

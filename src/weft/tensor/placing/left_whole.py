@@ -1,5 +1,6 @@
 """Warnings, once per line, about calls that leave a sharded operand whole on every rank, or a
-partial one that they cannot shard; and about halos larger than the shards."""
+partial one that they cannot shard; about halos larger than the shards; and, once per op, about
+operands that are gathered."""
 
 from __future__ import annotations
 
@@ -17,8 +18,12 @@ from weft.errors import ShardTypeError, StrictError, message
 from weft.planner.geometry import largest
 from weft.rules import Decision, Rule
 from weft.tensor import modes
+from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["LeftWhole", "WideHalo", "find_wide", "find_written", "is_large", "warn_if_whole"]
+__all__ = ["LeftWhole", "WideHalo", "find_wide", "find_written", "is_large", "tell",
+           "warn_if_whole"]
+
+_WARNED: set[str] = set()
 
 
 class _Limit:
@@ -197,3 +202,27 @@ def _can_take(layout: Layout, dim: int, axes: Sequence[int]) -> bool:
     sizes = layout.mesh.axis_sizes
     shards = math.prod([sizes[axis] for axis in (*layout.dims[dim], *axes)])
     return not set(layout.dims[dim]) & set(axes) and layout.shape[dim] >= shards
+
+
+def tell(
+    name: str, reason: str, tensors: Sequence[Tensor], fix: str, any_size: bool = True,
+    in_strict: str = "x.redistribute(placements=[Replicate(), ...]) before the call",
+) -> None:
+    """Warn once per op about the operands that it gathers, or raise in strict mode; `any_size`:
+    also if they are smaller than what `warn_if_whole` says; `in_strict`: the fix of that error."""
+    sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
+    nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
+    if not nbytes or not (any_size or is_large(nbytes)):
+        return
+    layouts = [str(t._meta.layout) for t in sharded]
+    if modes.is_strict():
+        raise StrictError(
+            name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
+            "under weft.strict() no op communicates implicitly", layouts, in_strict)
+    if name not in _WARNED and any(one.dim() for one in sharded):  # a number costs nothing
+        _WARNED.add(name)
+        modes.warn(
+            message(name, f"{reason}, so its operands were gathered, {nbytes_text(nbytes)} on "
+                    "every rank",
+                    "an op without a rule runs on full tensors", layouts, fix)
+        )

@@ -14,6 +14,7 @@ from weft.errors import MeshError
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import fill, keep
 from weft.tensor.placing.layouts import as_sharded
+from weft.tensor.placing.left_whole import tell
 from weft.tensor.placing.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor, version_of
 
@@ -109,12 +110,25 @@ def array(tensor: ShardTensor, dtype: Any = None, copy: bool | None = None) -> A
     return found.copy() if copy else found
 
 
-def from_array(tensor: ShardTensor, array: Any) -> ShardTensor:
-    """The result of a numpy function on the tensor's value, the same on every rank: replicated."""
+def from_array(tensor: ShardTensor, array: Any, context: Any = None) -> ShardTensor:
+    """The result of a numpy function on the tensor's value, the same on every rank: replicated.
+
+    Warns once per function that it gathers, and raises in strict mode, where nothing knew the
+    value.
+    """
+    if _known(tensor) is None:
+        name = f"numpy.{context[0].__name__}" if context else "numpy"
+        tell(name, "numpy computes on the whole value", [tensor], _FOR_ARRAYS,
+             in_strict=_FOR_ARRAYS)
     if array.dtype == bool:  # as in torch's own `__array_wrap__`
         array = array.astype("uint8")
     return as_sharded(torch.from_numpy(array), tensor._meta.mesh)
 
+
+_FOR_ARRAYS = ("torch's own: x + torch.from_numpy(array), x.exp(); x.numpy() gathers where it is "
+               "meant")
+
+_VALUE = "the value:"
 
 _KINDS = {
     "sum": "a sum", "avg": "a mean", "max": "a maximum", "min": "a minimum",
@@ -124,7 +138,8 @@ _KINDS = {
 
 
 def text(tensor: ShardTensor) -> str:
-    """Global shape, layout, and this rank's block, or the value if it is known.
+    """Global shape, layout, and this rank's block, or the value if it is known; in one line for a
+    tensor without dims.
 
     Never communicates. A partial value is called one: it is not the value.
     """
@@ -134,17 +149,25 @@ def text(tensor: ShardTensor) -> str:
         lines.append(f"rank {meta.mesh.rank} is outside {meta.mesh}")
     else:
         known = _known(tensor) if not meta.layout.is_replicated else None
-        what = _what_is_shown(meta) if known is None else "the value:"
+        what = _what_is_shown(meta) if known is None else _VALUE
         shown = tensor._local.detach() if known is None else known
         body = [line[len("tensor(") :] for line in repr(shown).removesuffix(")").split("\n")]
-        lines.extend([f"{what} {body[0]}"] if not meta.shape else [what, *body])
+        number = body[0].partition(",")[0]  # of a tensor without dims; its dtype stands elsewhere
+        if meta.shape:
+            lines.extend([what, *body])
+        elif what == _VALUE:
+            lines[0] = lines[0].replace("(", f"({number}, ", 1)
+        else:
+            lines.append(f"{what} {number} (item() gives the value)")
     if tensor.grad_fn is not None:
         lines.append(f"grad_fn=<{type(tensor.grad_fn).__name__}>")
     elif tensor.requires_grad:
         lines.append("requires_grad=True")
     if getattr(tensor, "_is_param", False):
         lines[0] = f"Parameter containing:\n{lines[0]}"
-    return ",\n  ".join(lines[:1]) + ",\n  " + "\n  ".join(lines[1:]) + ")"
+    if not meta.shape:
+        return ", ".join(lines) + ")"
+    return lines[0] + ",\n  " + "\n  ".join(lines[1:]) + ")"
 
 
 def shown(tensor: ShardTensor) -> str:
@@ -164,7 +187,7 @@ def _what_is_shown(meta: Meta) -> str:
         return f"rank {mesh.rank} holds a part of each stretch, {list(meta.local_shape)}:"
     box = ", ".join(f"{start}:{stop}" for start, stop in layout.box_at(mesh.here))
     if not over:
-        return f"rank {mesh.rank} holds [{box}]:" if meta.shape else "the value:"
+        return f"rank {mesh.rank} holds [{box}]:" if meta.shape else _VALUE
     kinds = " and ".join(f"{_KINDS[kind]} over {', '.join(axes)}" for kind, axes in over.items())
     where = f", [{box}]" if meta.shape else ""
     return f"rank {mesh.rank}'s partial value of {kinds}{where}:"
