@@ -233,7 +233,10 @@ def test_seconds_of_computation_follow_from_rates() -> None:
     assert memory.compute_seconds == pytest.approx(4 * (own + sum(local) + 3 * 16 * 8 + 1) / 1e6)
     calls = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e30, 1.0))
     assert calls.compute_seconds == pytest.approx(2 + 3)
-    assert "\n  computation, estimated             5 s\n" in str(calls)
+    assert "\n  computation, estimated                 5 s\n" in str(calls)
+    assert "\n  collectives, estimated (gloo) " in str(calls)
+    mine = weft.Links(weft.Link(1e-5, 1e-9), weft.Link(1e-5, 1e-9))
+    assert "\n  collectives, estimated  " in str(weft.dry_run(program, {"x": 4}, mine))
 
 
 def test_rates_are_measured_and_the_same_on_all_ranks() -> None:

@@ -28,8 +28,9 @@ __all__ = ["dry"]
 @click.option("--mesh", required=True, metavar="AXES", help="Axes and sizes: dp=64,tp=8.")
 @click.option("--device", type=click.Choice(list(DEVICES)),
               help="The device whose data sheet gives links, rates and memory.")
-@click.option("--links", metavar="NAME", help="gloo, nccl, a100, h100, b200, gb200, or a file of "
-                                              "weft bench links.")
+@click.option("--links", metavar="NAME",
+              help="The network of the estimated seconds: gloo, nccl, a100, h100, b200, gb200, or "
+                   "a file of weft bench links. Without it that of --device, else gloo.")
 @click.option("--compute", metavar="RATES", help="FLOP/s and bytes/s of a device, and seconds of a "
                                                  "call: 4e14,2e12,5e-6.")
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True,

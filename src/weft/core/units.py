@@ -19,13 +19,13 @@ def number_text(number: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """0 us, 35 ns, 215 us, 1.3 ms, 12 s, 250 s."""
+    """0 us, < 1 us, 215 us, 1.3 ms, 12 s, 250 s."""
     if not seconds:
         return "0 us"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= 0.9995 * size:
             return f"{_three(seconds / size)} {unit}"
-    return f"{_three(seconds / 1e-9)} ns"
+    return "< 1 us"
 
 
 def _scaled(size: float, units: tuple[str, ...]) -> str:

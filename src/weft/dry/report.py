@@ -16,6 +16,7 @@ from weft.core.display import AsText
 from weft.core.units import nbytes_text, number_text, seconds_text
 from weft.dry.compute import Device
 from weft.planner import Links
+from weft.planner.links import name_of
 from weft.transport.trace import trace_events, write_trace
 from weft.transport.traffic import Log
 
@@ -136,16 +137,17 @@ class DryRun(AsText):
              memory.activations), ("peak of the step", memory.peak if self.step else 0),
             ("peak of the program", memory.peak_overall),
         ]
-        seconds = [("collectives, estimated", self.seconds)]
+        network = name_of(self.links)
+        seconds = [("collectives, estimated" + (f" ({network})" if network else ""), self.seconds)]
         if self.compute_seconds is not None:
             seconds += [("computation, estimated", self.compute_seconds),
                         ("both, one after the other", self.step_seconds)]
         what = f"step {self.step}" if self.step else "the program"
         return "\n".join([
             f"rank {self.rank} of {self.mesh.size():,} ({sizes}), {what}",
-            *[f"  {name:26}{nbytes_text(nbytes):>12}" for name, nbytes in rows if nbytes],
-            f"  {'operations':26}{number_text(self.flops):>12}",
-            *[f"  {name:26}{seconds_text(each):>12}" for name, each in seconds],
+            *[f"  {name:30}{nbytes_text(nbytes):>12}" for name, nbytes in rows if nbytes],
+            f"  {'operations':30}{number_text(self.flops):>12}",
+            *[f"  {name:30}{seconds_text(each):>12}" for name, each in seconds],
             *_advice_on_memory(self), *_advice_on_seconds(self), self.log.summary(),
         ])
 

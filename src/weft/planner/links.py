@@ -21,7 +21,8 @@ from typing import Any, cast
 from weft.core.mesh import Mesh
 from weft.errors import ShardTypeError
 
-__all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "is_near", "set_links"]
+__all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "is_near",
+           "name_of", "set_links"]
 
 NODE_SIZE = 8
 """Devices per node, by default."""
@@ -216,6 +217,11 @@ def set_links(links: Links | str) -> None:
         ShardTypeError: neither.
     """
     _Default.links = as_links(links, "set_links(links)")
+
+
+def name_of(links: Links | None) -> str:
+    """The name by which a user gets these links; "" for others."""
+    return next((name for name, named in _NAMED.items() if named == links), "")
 
 
 def as_links(links: Links | str | None, call: str) -> Links:

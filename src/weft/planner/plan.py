@@ -35,7 +35,7 @@ from weft.planner.cost import (
 )
 from weft.planner.geometry import strip
 from weft.planner.holders import crossing
-from weft.planner.links import Links, as_links
+from weft.planner.links import Links, as_links, name_of
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
 from weft.planner.steps import Fetch, Fold, Step
@@ -154,11 +154,13 @@ class Plan(AsPicture):
             lines.append("  nothing to do")
         total, bound = self.total_bytes, self.lower_bound
         ratio = f", {total / bound:.2f}x" if bound else ""
+        network = name_of(self.links)
         lines += [
             f"  received: {nbytes_text(total)}; lower bound {nbytes_text(bound)}{ratio}",
             f"  per rank: {_by_rank(self)}",
             f"  memory:   {nbytes_text(self.peak_elements * self.itemsize)} at once, at most",
-            f"  time:     {seconds_text(self.seconds)}, estimated",
+            f"  time:     {seconds_text(self.seconds)}, estimated"
+            + (f" for {network}" if network else ""),
         ]
         return "\n".join(lines)
 
