@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from weft.planner import Link, Links, plan, set_links
     from weft.plotting import plot
     from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
+    from weft.spmd import ShardedLoader
     from weft.tensor import (
         ShardTensor,
         arange,
@@ -89,8 +90,9 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS", "P", "BoundMesh", "CommunicationError", "Compute", "DryRun", "Layout", "LayoutError",
     "Link", "Links", "Mesh", "MeshError", "ModuleError", "Partial", "Placement",
-    "PlacementError", "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError",
-    "StridedShard", "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh",
+    "PlacementError", "Replicate", "Shard", "ShardTensor", "ShardTypeError", "ShardedLoader",
+    "StrictError", "StridedShard", "UnsupportedOpError", "WeftError", "WeftWarning", "arange",
+    "as_bound_mesh",
     "cache_clear", "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
     "distribute_tensor", "dry_classes", "dry_run", "empty", "explain", "fork_rng", "from_callback",
     "from_dtensor", "full", "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed",

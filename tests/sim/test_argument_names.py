@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import weft
@@ -131,6 +132,8 @@ FIXES: dict[str, str] = {
     "weft.nn.ColwiseParallel(use_local_output=False)":
         "x.to_local() where the block of a result is wanted",
     "Mesh((2,), mesh_dim_names=('dp',))": 'Mesh({"dp": 2, "tp": 4})',
+    "Mesh(dp=2, tp=4)": 'Mesh({"dp": 2, "tp": 4})',
+    "P(dp=0)": 'P("dp"): the axis of each dim, in order',
     "P('dp', unreduced={'tp'})": 'P("dp", partial={"tp": "sum"})',
     "collectives.all_gather(FULL, 'dp', axis=0)":
         "dim=0; blocks are joined unless tiled=False, which is JAX's default",
@@ -215,6 +218,8 @@ def test_names_of_functions_elsewhere_lead_to_names_that_exist() -> None:
     mesh: Any = weft.testing.run(lambda mesh: mesh, mesh={"dp": 1, "tp": 1})[0]
     with pytest.raises(AttributeError, match=r"^'BoundMesh' .*'_flatten'; in its place: P\(\("):
         mesh._flatten("all")
+    with pytest.raises(AttributeError, match=r"; in its place: mesh\.device_mesh, which DTensor's"):
+        DTensor.from_local(FULL, mesh)
     with pytest.raises(ImportError, match=r"; it is weft\.collectives\.psum$"):
         exec("from weft import psum")
 

@@ -168,8 +168,16 @@ def test_names_of_torch_and_torch_xla() -> None:
         "weft.ones(2, mesh=Mesh(1))._spec":
             "'ShardTensor' object has no attribute '_spec'; in its place: x.sharding",
         "weft.ones(2, mesh=Mesh(1))._local_tensor": "; in its place: x.to_local()",
+        "weft.ones(2, mesh=Mesh(1)).mesh": "; in its place: x.device_mesh",
+        "weft.ones(2, mesh=Mesh(1)).full": "; in its place: x.full_tensor()",
+        "weft.DataLoader": '; in its place: torch\'s, and weft.ShardedLoader(loader, P("dp"), '
+                           "mesh=mesh) around it",
+        "weft.no_grad": "; in its place: torch.no_grad(), as everywhere",
         "weft.ones(2, mesh=Mesh(1)).local_shards": "; in its place: weft.spmd.local_shards(x)",
     }.items():
         with pytest.raises(AttributeError) as error:
             eval(text)
         assert str(error.value).endswith(end)
+    mine: Any = weft.ones(2, mesh=Mesh(1))
+    mine.mesh = "a program's own"
+    assert mine.mesh == "a program's own" and not hasattr(weft.ones(2, mesh=Mesh(1)), "mesh")

@@ -146,6 +146,9 @@ class BoundMesh(Mesh):
     _flatten = attribute_elsewhere(
         "_flatten", 'P(("dp", "tp")), which shards over both; mesh.size(), of all ranks; '
         'mesh.device_mesh["dp", "tp"]._flatten(), for a process group')
+    _is_current_rank_part_of_mesh, _sym_get_coordinate = (
+        attribute_elsewhere(name, "mesh.device_mesh, which DTensor's own calls take")
+        for name in ("_is_current_rank_part_of_mesh", "_sym_get_coordinate"))
 
     def __init__(self, world: World, value: Mesh, device_type: str) -> None:
         for slot in Mesh.__slots__:

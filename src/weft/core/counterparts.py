@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import NoReturn, Self
 
 __all__ = ["ATTRIBUTES", "COUNTERPARTS", "attribute_elsewhere", "names_elsewhere", "said_of"]
 
@@ -19,6 +20,7 @@ COUNTERPARTS = {
     "AbstractMesh": "weft.Mesh",
     "CommDebugMode": "weft.explain()",
     "DDP": _REPLICATED,
+    "DataLoader": 'torch\'s, and weft.ShardedLoader(loader, P("dp"), mesh=mesh) around it',
     "DTensor": "weft.ShardTensor; weft.from_dtensor(d) makes one of a DTensor",
     "DeviceMesh": 'weft.init_mesh({"dp": 2, "tp": 2}); calls take torch\'s DeviceMesh as well',
     "DistributedDataParallel": _REPLICATED,
@@ -26,7 +28,7 @@ COUNTERPARTS = {
     "EinsumLinear": _LINEAR,
     "FSDP": _SHARDED,
     "FullyShardedDataParallel": _SHARDED,
-    "MpDeviceLoader": 'weft.spmd.ShardedLoader(loader, P("dp"), mesh=mesh)',
+    "MpDeviceLoader": 'weft.ShardedLoader(loader, P("dp"), mesh=mesh)',
     "NamedSharding": "weft.Layout(mesh, shape, P(...)), or a mesh and a P",
     "OffsetBasedRNGTracker": _STREAM,
     "ParallelStyle": 'specs of parameters, shardings={"*.weight": P("tp")}',
@@ -69,15 +71,19 @@ COUNTERPARTS = {
     "init_device_mesh": 'weft.init_mesh({"dp": 2, "tp": 2})',
     "init_process_group": "weft.init_mesh, which starts torch.distributed from the launcher",
     "jit": _JOB,
+    "layout": "x.sharding, a weft.Layout; x.layout is torch's word for strided and sparse tensors",
+    "load": "torch.distributed.checkpoint.load, into any layout; torch.load, of a rank's own file",
     "loss_parallel": "nothing to call: cross_entropy takes sharded classes",
     "make_array_from_callback": "weft.from_callback(shape, mesh, P(...), fn)",
     "make_mesh": 'weft.init_mesh({"dp": 2, "tp": 2})',
     "mark_step": _JOB,
+    "no_grad": "torch.no_grad(), as everywhere",
     "parallelize_module": 'weft.distribute_module(module, mesh, shardings={"0": '
                           'weft.nn.ColwiseParallel("tp")})',
     "pjit": _JOB,
     "psum_scatter": "weft.collectives.reduce_scatter",
     "redistribute": "x.redistribute(placements=P(...))",
+    "save": "torch.distributed.checkpoint.save, each block once; torch.save, a rank's own blocks",
     "scatter_v": "weft.scatter_tensor(x, 0, mesh, P(...))",
     "set_mesh": "weft.spmd.set_global_mesh(mesh), or with mesh: ...",
     "reduce_loss": "loss.item(), the global value on every rank",
@@ -101,9 +107,13 @@ ATTRIBUTES = {
     "_local_tensor": "x.to_local()",
     "_spec": "x.sharding",
     "addressable_shards": "x.to_local(), weft.spmd.local_shards(x)",
+    "full": "x.full_tensor()",
     "global_tensor": "weft.spmd.global_tensor(x)",
     "load_local_shards_": "weft.spmd.load_local_shards_(x, shards)",
+    "local": "x.to_local()",
     "local_shards": "weft.spmd.local_shards(x)",
+    "local_tensor": "x.to_local()",
+    "mesh": "x.device_mesh",
     "mesh_shape": "x.device_mesh.shape",
     "partition_spec": "x.spec",
     "sharding_spec": "weft.spmd.sharding_spec(x)",
@@ -112,15 +122,20 @@ ATTRIBUTES = {
 """Attributes of the tensors of other libraries -> what stands in their place."""
 
 
-def attribute_elsewhere(name: str, code: str) -> property:
+@dataclass(frozen=True, slots=True)
+class attribute_elsewhere:
     """An attribute that classes of other libraries have: asking for it raises, and says what to
-    write."""
+    write. A program may set an attribute of its own by that name."""
 
-    def asked(self: object) -> NoReturn:
+    name: str
+    code: str
+
+    def __get__(self, asked: object, _: object = None) -> Self:
+        if asked is None:  # of the class
+            return self
         raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}; in its place: {code}")
-
-    return property(asked)
+            f"{type(asked).__name__!r} object has no attribute {self.name!r}; in its place: "
+            f"{self.code}")
 
 
 def names_elsewhere(module: str) -> Callable[[str], NoReturn]:

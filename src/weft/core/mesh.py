@@ -58,7 +58,7 @@ class Mesh:
     # Device id -> position; None for evenly spaced device ids.
     _positions: range | dict[int, int]
 
-    @also_called(dict.fromkeys(("mesh_shape", "axis_names", "mesh_dim_names"), _FIX),
+    @also_called(dict.fromkeys(("mesh_shape", "axis_names", "mesh_dim_names", ""), _FIX),
                  device_ids="ranks", devices="ranks")
     def __init__(
         self,

@@ -48,7 +48,8 @@ class P(Sequence[SpecItem]):
     entries: tuple[SpecEntry, ...]
     partial: tuple[tuple[AxisName, str], ...]
 
-    @also_called({"unreduced": 'P("dp", partial={"tp": "sum"})'})
+    @also_called({"unreduced": 'P("dp", partial={"tp": "sum"})',
+                  "": 'P("dp"): the axis of each dim, in order'})
     def __init__(self, *entries: SpecItem, partial: Mapping[AxisName, str] | None = None) -> None:
         canonical = [_entry(entry) for entry in entries]
         self._items = tuple([_item(entry) for entry in canonical])

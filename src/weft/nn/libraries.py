@@ -105,7 +105,7 @@ class ShardedCollator:
                 "ShardedCollator(samples)", "it is called in a worker process of a "
                 "DataLoader", "ShardTensors live in the processes of their mesh",
                 ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)\n"
-                'with workers: weft.spmd.ShardedLoader(dataloader, P("dp"), mesh=mesh)')
+                'with workers: weft.ShardedLoader(dataloader, P("dp"), mesh=mesh)')
         mesh = as_bound_mesh(self.device_mesh, "ShardedCollator(mesh)")
         return self._laid(self.collate_fn(samples), mesh)
 

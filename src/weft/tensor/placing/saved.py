@@ -59,7 +59,7 @@ def refuse_to_share(tensor: ShardTensor) -> NoReturn:
         "_typed_storage()", "it is asked for memory that two processes share, as by workers of a "
         f"DataLoader; the tensor is {layout}", "ShardTensors live in the processes of their mesh",
         [layout], "DataLoader(..., num_workers=0)\n"
-        "weft.spmd.ShardedLoader(dataloader, P(...), mesh=mesh), whose workers load plain samples")
+        "weft.ShardedLoader(dataloader, P(...), mesh=mesh), whose workers load plain samples")
 
 
 def _restored(
