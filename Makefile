@@ -39,7 +39,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench $(or $(ARGS),--targets)
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build

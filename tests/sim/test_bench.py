@@ -21,6 +21,8 @@ def run_bench(out: Path, *items: str) -> dict:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
+    assert "--only calls takes seconds" in " ".join(done.stdout.split())
+    assert "figures met" not in done.stdout and "at most" not in done.stdout
     return json.loads(out.read_text(encoding="utf-8"))["items"]
 
 

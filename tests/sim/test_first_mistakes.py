@@ -181,3 +181,12 @@ def test_names_of_torch_and_torch_xla() -> None:
     mine: Any = weft.ones(2, mesh=Mesh(1))
     mine.mesh = "a program's own"
     assert mine.mesh == "a program's own" and not hasattr(weft.ones(2, mesh=Mesh(1)), "mesh")
+
+
+def test_ranks_that_each_of_several_processes_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.warns(weft.WeftWarning, match="^each of the 4 processes that were started simula"):
+        weft.testing.run(lambda mesh: None, 2)
+    monkeypatch.setenv("RANK", "1")
+    weft.testing.run(lambda mesh: None, 2)

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import pickle
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -41,7 +44,7 @@ from weft.comm.source import point
 from weft.comm.turns import Runner
 from weft.core import Mesh
 from weft.core.names import also_called
-from weft.errors import CommunicationError, MeshError, ShardTypeError
+from weft.errors import CommunicationError, MeshError, ShardTypeError, WeftWarning
 
 __all__ = [
     "SimulatedRanks", "SimulatedWorld", "current_simulated_world", "mesh_of_ranks", "run_simulated",
@@ -173,9 +176,9 @@ def run_simulated(
     """Call `fn(mesh)` as each of `num_ranks` simulated ranks.
 
     Without `mesh` there is one unnamed axis of all ranks; without `num_ranks` as many ranks as the
-    mesh needs. On ranks outside the mesh it has `here` None. Each rank starts from the
-    caller's default dtype and generator state, which remain untouched, and in debug mode if
-    the caller is.
+    mesh needs; without both there are four. On ranks outside the mesh it has `here` None. Each rank
+    starts from the caller's default dtype and generator state, which remain untouched, and in debug
+    mode if the caller is.
 
     Args:
         fn: what each rank does, in a thread of its own; one of them runs at a time.
@@ -199,7 +202,19 @@ def run_simulated(
             "coroutine, which nobody awaits", "fn is an ordinary function: ranks are "
             "threads, with or without an event loop around the run", [fn.__name__],
             "run(lambda mesh: asyncio.run(fn(mesh)))")
-    return SimulatedRanks(num_ranks, mesh, device_type).run(fn)
+    ranks = SimulatedRanks(num_ranks, mesh, device_type)
+    _tell_if_launched()
+    return ranks.run(fn)
+
+
+def _tell_if_launched() -> None:
+    """Warn on the first of several processes that each of them simulates all ranks."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if os.environ.get("RANK") == "0" and size != "1" and not dist.is_initialized():
+        warnings.warn(
+            f"each of the {size} processes that were started simulates all ranks: "
+            "weft.testing.run needs one process, python script.py. A program over processes makes "
+            "its mesh by weft.init_mesh", WeftWarning, stacklevel=4)
 
 
 def check_takes_mesh(call: str, fn: Any) -> None:
