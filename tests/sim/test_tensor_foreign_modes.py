@@ -291,13 +291,15 @@ def test_tracing_is_refused(warm: bool) -> None:
 
     for said in weft.testing.run(on_rank, mesh={"x": 2}):
         assert said[0].startswith("mul: at ") and said[0].endswith(
-            " a ShardTensor is used while make_fx, torch.export or torch.jit traces."
+            " a ShardTensor is used while make_fx, torch.export, torch.func.linearize or torch.jit "
+            "traces."
         )
         assert said[1:] == [
             "  Rule: a traced graph knows ops on plain tensors, and neither layouts nor "
             "communication.",
             "  Offenders: mul",
             "  Fix: trace the program on plain tensors, and run it on ShardTensors untraced",
+            "       of linearize: torch.func.jvp(fn, (x,), (tangent,))",
         ]
 
 
@@ -308,7 +310,7 @@ def test_a_tracer_that_is_given_one_is_refused() -> None:
         return str(caught.value)
 
     for said in weft.testing.run(on_rank, mesh={"x": 2}):
-        assert "a ShardTensor is used while make_fx, torch.export or torch.jit traces" in said
+        assert "a ShardTensor is used while make_fx, torch.export, torch.func.linearize" in said
 
 
 FAKES: dict[str, Callable[[Any, FakeTensorMode], Any]] = {

@@ -116,6 +116,21 @@ def dual(primal: Any, tangent: Any, use: Any = None) -> Any:
         return made if use is None else use(made)
 
 
+@pytest.mark.parametrize("name", ["make_dual", "linearize"])
+def test_forward_derivatives_are_those_of_jvp(name: str) -> None:
+    """What the refusals name, works."""
+    def on_rank(mesh: Any) -> str:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        tangent: Any = torch.func.jvp(square, (x,), (x + 1,))[1]
+        torch.testing.assert_close(tangent.full_tensor(), (2 * X * (X + 1)).sum())
+        with pytest.raises(UnsupportedOpError) as caught:
+            dual(x, x) if name == "make_dual" else torch.func.linearize(square, x)
+        return str(caught.value)
+
+    for said in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert "torch.func.jvp(fn, (x,), (tangent,))" in said.partition("  Fix: ")[2]
+
+
 SHOULD = pytest.mark.filterwarnings(
     "ignore:To copy construct from a tensor", "ignore:.*torch.jit.* is deprecated",
 )

@@ -188,10 +188,9 @@ def _type(tensor: ShardTensor, dtype: Any = None, non_blocking: bool = False, **
 def _make_dual(tensor: Any, tangent: Any, level: int) -> NoReturn:
     raise UnsupportedOpError(
         "forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
-        "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
+        "ShardTensor", "forward AD by itself does not reach through communication",
         [str(one.sharding) for one in (tensor, tangent) if type(one) is ShardTensor],
-        "torch.autograd.grad, twice for a Jacobian-vector product "
-        "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
+        "torch.func.jvp(fn, (x,), (tangent,)), or make_dual with x.full_tensor()")
 
 
 def _add_batch_dim(tensor: Any, in_dim: int, level: int) -> NoReturn:

@@ -148,10 +148,11 @@ def check_traced(op: str) -> None:
             "weft.distribute_tensor(torch.empty(shape, device=\"meta\"), mesh, placements)")
     if is_traced():
         raise UnsupportedOpError(
-            op, f"at {source_line()} a ShardTensor is used while make_fx, torch.export or "
-            "torch.jit traces", "a traced graph knows ops on plain tensors, and neither "
-            "layouts nor communication", [op],
-            "trace the program on plain tensors, and run it on ShardTensors untraced")
+            op, f"at {source_line()} a ShardTensor is used while make_fx, torch.export, "
+            "torch.func.linearize or torch.jit traces", "a traced graph knows ops on plain "
+            "tensors, and neither layouts nor communication", [op],
+            "trace the program on plain tensors, and run it on ShardTensors untraced\n"
+            "of linearize: torch.func.jvp(fn, (x,), (tangent,))")
 
 
 def check_transforms(op: str) -> None:
