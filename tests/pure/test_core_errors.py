@@ -59,7 +59,7 @@ Mesh(dp=2, tp=4)[...]: 1 of 2 names fit none of the 2 axes of Mesh(dp=2, tp=4).
   Offenders: 'x'
   Fix: one of 'dp', 'tp'"""),
     'Layout(Mesh((2, 4)), (8,), P("dp"))': (MeshError, """
-Layout(placements=P('dp')): 1 of 1 names fit none of the 2 axes of Mesh(0=2, 1=4).
+Layout(placements=P('dp')): 'dp' is no axis of Mesh(0=2, 1=4).
   Rule: an axis is named as the mesh names it, or by its number.
   Offenders: 'dp'
   Fix: one of 0, 1; or a mesh whose axes have names: {'dp': 2, 'tp': 4}"""),

@@ -113,7 +113,7 @@ sizes: 2 of 3 texts give no sizes of a dim of their own.
   Offenders: '0:6,3', '1=3', dim 1 again
   Fix: 0=6,3"""),
     'parse_spec("P(dp,tp")': (PlacementError, """
-spec: 'P(dp,tp' cannot be read: it ends where ',' is due.
+spec: 'P(dp,tp' cannot be read: it ends where ',' or ')' is due.
   Rule: it is written as weft prints it: a spec P(dp, None, (tp,sp), partial={cp: sum}), placements [Shard(0), Replicate(), Partial(sum)], or a layout's text [8@dp, 16@(tp,sp)] partial(sum@cp).
   Offenders: 'P(dp,tp'
   Fix: P(dp,tp)"""),

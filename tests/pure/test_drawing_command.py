@@ -148,7 +148,7 @@ SPELLINGS = ("  Rule: it is written as weft prints it: a spec P(dp, None, (tp,sp
 
 REFUSED: dict[tuple[str, ...], str] = {
     (*SHOW, "--shape", "8,8", "--spec", "P(dp tp)"):
-        "--spec: 'P(dp tp)' cannot be read: 'tp' stands at character 6, where ',' is due.\n"
+        "--spec: 'P(dp tp)' cannot be read: 'tp' stands at character 6, where ',' or ')' is due.\n"
         + SPELLINGS + "  Offenders: 'P(dp tp)'\n  Fix: --spec 'P(dp,tp)'\n",
     (*SHOW, "--spec", "P(dp)"):
         "--spec: 'P(dp)' has no shape, and none is given.\n"

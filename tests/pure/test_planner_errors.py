@@ -120,7 +120,7 @@ def test_what_is_no_layout() -> None:
 def test_placements_are_on_the_mesh_of_the_source() -> None:
     for given in (P("a"), on(P("a")).placements):
         assert plan(on(P("b")), given) is plan(on(P("b")), on(P("a")))
-    with pytest.raises(MeshError, match=r"^plan\(dst=P\('c'\)\): 1 of 1 names fit none"):
+    with pytest.raises(MeshError, match=r"^plan\(dst=P\('c'\)\): 'c' is no axis of"):
         plan(on(P()), P("c"))
     with pytest.raises(ShardTypeError, match=r"^plan\(from=\): .*\n.*it takes src, dst, itemsize"):
         plan(on(P()), on(P()), **{"from": 1})  # type: ignore[arg-type]

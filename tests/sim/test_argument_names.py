@@ -186,7 +186,7 @@ def test_an_unknown_axis_is_told_in_the_name_of_the_call() -> None:
         for text, call in UNKNOWN_AXES.items():
             with pytest.raises(MeshError) as error:
                 eval(text, {**globals(), "mesh": mesh})
-            assert str(error.value).startswith(f"{call}: 1 of 1 names fit none"), text
+            assert str(error.value).startswith(f"{call}: 'up' is no axis of Mesh"), text
 
     weft.testing.run(on_rank, mesh={"dp": 2})
 

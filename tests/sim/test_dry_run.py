@@ -369,8 +369,7 @@ Traceback (most recent call last; frames of weft and torch with WEFT_DEBUG=1):
     f(mesh)
   File "{0}", line 4, in f
     def f(mesh): weft.ones(4, mesh=mesh, spec=weft.P("tp"))
-weft.errors.MeshError: weft.ones(placements=P('tp')): 1 of 1 names fit none of the 1 axes of \
-Mesh(dp=64)."""),
+weft.errors.MeshError: weft.ones(placements=P('tp')): 'tp' is no axis of Mesh(dp=64)."""),
     "f(": (1, """\
   File "{0}", line 5
     f(

@@ -40,8 +40,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "collectives.ppermute(FULL, 'dp', {0: 1}, mesh=mesh)":
         ("ppermute(perm): {0: 1} is of type dict.", "[(i, (i + 1) % 2) for i in range(2)]"),
     "weft.local_map(lambda a: a, in_specs=P('dp'), out_specs=P('up'), mesh=mesh)(FULL)":
-        ("local_map(<lambda>)(out_specs=P('up')): 1 of 1 names fit none of the 1 axes of "
-         "Mesh(dp=2).", "one of 'dp'"),
+        ("local_map(<lambda>)(out_specs=P('up')): 'up' is no axis of Mesh(dp=2).",
+         "one of 'dp'"),
     "spmd.ShardedLoader([FULL, FULL], ('dp',), mesh=mesh)":
         ("ShardedLoader(dataloader): it is of type list.",
          "torch.utils.data.DataLoader(dataset, batch_size); or "

@@ -176,7 +176,7 @@ def test_extrema_places_and_sizes(mesh: Any) -> None:
 
 
 @pytest.mark.parametrize(("call", "kind", "said"), [
-    (lambda x: collectives.psum(x, "c"), MeshError, "psum: 1 of 1 names fit none of the 2 axes"),
+    (lambda x: collectives.psum(x, "c"), MeshError, "psum: 'c' is no axis of Mesh"),
     (lambda x: collectives.all_gather(x, "a", 2), LayoutError, "all_gather(dim=2): x has 2 dims."),
     (lambda x: collectives.ppermute(x, "b", [(0, 3), (1, 1)]), LayoutError,
      "ppermute(perm): 1 pairs name no place of 0 to 2, 0 name a place that another pair names on "

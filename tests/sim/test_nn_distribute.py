@@ -339,7 +339,7 @@ def test_arguments_of_other_kinds() -> None:
         "ShardTypeError: distribute_module(activations=): 'dp' is of type str.",
         "ModuleError: distribute_module(activations=): ColwiseParallel('tp') shards parameters, "
         "not activations.",
-        "MeshError: activations['']: 1 of 1 names fit none of the 2 axes of Mesh(dp=2, tp=2).",
+        "MeshError: activations['']: 'pp' is no axis of Mesh(dp=2, tp=2).",
         *3 * ["ShardTypeError: distribute_module(shardings=): 1 of 1 patterns are given what is no "
               "style of weft.nn but named as one."],
         "LayoutError: distribute_module(shardings=): 1 patterns match modules, and no parameter or "

@@ -288,6 +288,23 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
          "  Offenders: dp: Replicate() for Shard(dim=0), tp: Shard(dim=0) for Replicate()",
          "  Fix: to_local(grad_placements=None)"],
     ),
+    "gradients of the whole that cannot be": (
+        lambda x: x.full_tensor(grad_placements=P("tp")), PlacementError,
+        ["full_tensor(grad_placements): P('tp') for a tensor [5, 6].",
+         "  Rule: where the tensor is sharded, gradients of its local tensors are sharded alike; "
+         "elsewhere they are Replicate(), or Partial() of any kind.",
+         "  Offenders: tp: Shard(dim=0) for Replicate()",
+         "  Fix: full_tensor(grad_placements=None)"],
+    ),
+    "sizes that do not fit": (
+        lambda x: weft.distribute_tensor(X, x.device_mesh, [Shard(0, sizes=(4, 4)), Replicate()]),
+        LayoutError,
+        ["distribute_tensor(placements): 1 entries do not fit shape (5, 6) on Mesh(dp=2, tp=2).",
+         "  Rule: sizes are at least 0, one per shard, and sum to the global size; or one of "
+         "'default', 'flat', 'balanced'.",
+         "  Offenders: dim 0: (4, 4) are 2 sizes with sum 8 for 2 shards of 5",
+         "  Fix: leave sizes out for default cuts"],
+    ),
 }
 
 

@@ -187,13 +187,14 @@ def _explicit_sizes(
 
 def check_sizes(
     mesh: Mesh, shape: Sequence[int], dims: Sequence[Sequence[int]], sizes: Any,
-    placed: Sizes,
+    placed: Sizes, call: str,
 ) -> Cuts:
     """Cuts per dim from explicit sizes; reports all offenders at once.
 
     Args:
         sizes: what the user passed.
         placed: the sizes that the placements already carry.
+        call: the public call and its argument, for errors about lengths.
 
     Raises:
         LayoutError: sizes that do not sum to the length, are negative, or differ in number from
@@ -223,7 +224,7 @@ def check_sizes(
             cuts[dim] = cut
     if wrong:
         raise LayoutError(
-            "Layout(sizes=)", f"{len(wrong)} entries do not fit shape {tuple(shape)} on "
+            call, f"{len(wrong)} entries do not fit shape {tuple(shape)} on "
             f"{mesh}", "sizes are at least 0, one per shard, and sum to the global size; "
             f"or one of {', '.join(map(repr, NAMED_CUTS))}", wrong,
             "leave sizes out for default cuts")

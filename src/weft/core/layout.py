@@ -107,7 +107,9 @@ class Layout(AsPicture):
     ) -> None:
         decoded = encoding.decode(mesh, len(shape), placements, call)
         if sizes or decoded.sizes:
-            cuts = encoding.check_sizes(mesh, shape, decoded.dims, sizes or {}, decoded.sizes)
+            cuts = encoding.check_sizes(
+                mesh, shape, decoded.dims, sizes or {}, decoded.sizes,
+                "Layout(sizes=)" if sizes else call)
         else:
             cuts = (None,) * len(shape)
         self._fill(mesh, shape, decoded.dims, cuts, decoded.partial)

@@ -141,9 +141,10 @@ class Mesh:
         found = tuple(map(self._find, names))
         unknown = [repr(name) for name, axis in zip(names, found, strict=True) if axis is None]
         if unknown:
+            count = f"{len(unknown)} of {len(names)} names fit none of the {self.ndim} axes"
+            facts = f"{unknown[0]} is no axis" if len(names) == 1 else count
             raise MeshError(
-                call, f"{len(unknown)} of {len(names)} names fit none of the {self.ndim} "
-                f"axes of {self}",
+                call, f"{facts} of {self}",
                 "an axis is named as the mesh names it, or by its number", unknown,
                 f"one of {', '.join(map(repr, self.axis_names))}{self._how_to_name()}")
         return found  # type: ignore[return-value]  # no None is left

@@ -66,10 +66,10 @@ class Reader:
         self.next += found
         return found
 
-    def expect(self, mark: str) -> None:
-        """Take the mark that must come next."""
+    def expect(self, mark: str, closing: str = "") -> None:
+        """Take the mark that must come next; the caller has seen that it is not `closing`."""
         if not self.accept(mark):
-            raise self.unexpected(f"{mark!r}")
+            raise self.unexpected(f"{mark!r} or {closing!r}" if closing else f"{mark!r}")
 
     def of(self, kind: str, wanted: str) -> Any:
         """The value of the token, which must be of this kind."""
@@ -116,7 +116,7 @@ class Reader:
         found: list[Any] = []
         while not self.accept(closing):
             if found:
-                self.expect(",")
+                self.expect(",", closing)
                 if self.accept(closing):
                     break
             found.append(self.value())
@@ -125,7 +125,7 @@ class Reader:
     def _arguments(self, call: Call) -> Call:
         while not self.accept(")"):
             if call.values or call.options:
-                self.expect(",")
+                self.expect(",", ")")
                 if self.accept(")"):
                     break
             kind, name, _ = self.tokens[self.next]
@@ -144,7 +144,7 @@ class Reader:
         found: dict[Any, Any] = {}
         while not self.accept("}"):
             if found:
-                self.expect(",")
+                self.expect(",", "}")
                 if self.accept("}"):
                     break
             key = self.value()

@@ -237,7 +237,9 @@ def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.
         return transition(local)
 
 
-def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
+def to_local(
+    tensor: ShardTensor, grad_placements: Any, call: str = "to_local"
+) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
     tensor = boxed(tensor)
     if tensor._meta.varying:
@@ -245,7 +247,7 @@ def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
         if grad_placements is not None:
             tensor = as_value(tensor)  # type: ignore[assignment]
     local, meta = unwrap_view(landed(tensor._local)), tensor._meta
-    back = None if grad_placements is None else _gradient_from(meta, grad_placements)
+    back = None if grad_placements is None else _gradient_from(meta, grad_placements, call)
     return _in_the_graph(local, back) if local.requires_grad else local
 
 
@@ -260,10 +262,10 @@ def _in_the_graph(local: torch.Tensor, back: Transition | None) -> torch.Tensor:
         return gradient_through(local, back)
 
 
-def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
+def _gradient_from(meta: Meta, placements: Any, call: str) -> Transition | None:
     """The transition from gradients of local tensors, in the user's placements, to the tensor's."""
     layout, mesh = meta.layout, meta.mesh
-    seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
+    seen = placed_gradients(mesh, layout, placements, meta.dtype, call)
     partial = facts.partial_axes(layout)
     due = gradient_layout(layout)
     means = facts.divisor(layout, due)
@@ -315,7 +317,7 @@ def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     whole = redistribute_to(tensor, full, "full_tensor")
     if _shares(whole._local, tensor._local):
         whole = wrap(copied_on_write(whole._local), whole._meta)
-    return to_local(whole, grad_placements)
+    return to_local(whole, grad_placements, "full_tensor")
 
 
 def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
