@@ -17,6 +17,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -213,6 +214,7 @@ def picture(training: Training, path: str) -> None:
                    f"{training.state.sharding}")
     figure.colorbar(axes.images[0])
     if training.state.device_mesh.get_rank() == 0:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
 
 
@@ -242,7 +244,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="steps of training (40)")
     parser.add_argument("--rows", type=int, default=92, help="of the field, even (92)")
     parser.add_argument("--columns", type=int, default=136, help="of the field, even (136)")
-    parser.add_argument("--picture", default="field.png", help="where to write it (field.png)")
+    parser.add_argument("--picture", default="out/field.png",
+                        help="where to write it (out/field.png)")
     asked = parser.parse_args()
     shape = asked.rows, asked.columns
     mesh = weft.init_mesh({"y": 2, "x": 2})

@@ -28,7 +28,8 @@ def smooth(u: torch.Tensor) -> torch.Tensor:
 
 def run(read: Read, write: Write, ending: str) -> None:
     """Write a field, read it again, smooth it, write the result, draw it; each rank its part."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
+    folder.mkdir(parents=True, exist_ok=True)
     mesh = weft.init_mesh({"y": 2, "x": 2})
     torch.manual_seed(0)
     spec = weft.P("y", "x")
@@ -42,4 +43,4 @@ def run(read: Read, write: Write, ending: str) -> None:
     axes = weft.plot(result)
     if mesh.get_rank() == 0:
         axes.figure.savefig(folder / "smooth.png")
-        print(f"read {field.sharding}; wrote smooth{ending} and smooth.png")
+        print(f"read {field.sharding}; wrote smooth{ending} and smooth.png into {folder}")

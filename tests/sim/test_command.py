@@ -66,6 +66,12 @@ def test_what_is_missing_is_said_in_a_sentence(
     assert (status, shown, errors) == (1, "", sentence + "\n")
 
 
+def test_help_needs_no_other_package() -> None:
+    status, shown, _ = said("demo", "--steps", "2", "--help", without=("rich",))
+    assert status == 0 and shown.startswith("Usage: weft demo ")
+    assert "weft demo needs rich: pip install rich" in shown
+
+
 def test_demo_and_bench_are_installed_with_weft(tmp_path: Path) -> None:
     for name in ("src", "bench", "examples"):
         shutil.copytree(REPOSITORY / name, tmp_path / name,

@@ -38,8 +38,11 @@ class Later(click.Command):
             return click.Command(self.name).make_context(info_name, args, parent, **extra)
         if missing:
             called = " ".join([*([parent.command_path] if parent else []), str(self.name)])
-            raise click.ClickException(f"{called} needs {' and '.join(missing)}: "
-                                       f"pip install {' '.join(missing)}")
+            needs = f"{called} needs {' and '.join(missing)}: pip install {' '.join(missing)}"
+            if "--help" in args:  # of its options only the command itself knows
+                told = click.Command(self.name, help=f"{self.short_help}\n\n{needs}")
+                return told.make_context(info_name, ["--help"], parent, **extra)
+            raise click.ClickException(needs)
         command = getattr(importlib.import_module(self.place), str(self.name))
         collect_garbage()
         return command.make_context(info_name, args, parent, **extra)
