@@ -5,7 +5,8 @@
     weft.distribute_module(model, mesh, shardings={"*.weight": P("tp")})
 
 `weft.testing.run` simulates ranks in one process. `weft.explain` shows what moves, `weft.plan` what
-a move costs, and `weft.dry_run` what a program costs on any number of ranks.
+a move costs, and `weft.dry_run` what a program costs on any number of ranks. docs/api.md lists the
+names by purpose.
 
 Names are imported when they are first used (PEP 562), and layouts, plans and drawings need no
 torch. What needs torch is loaded as soon as torch is: `weft.startup` says why.

@@ -19,7 +19,7 @@ from weft.tensor.call.own.functions import OWN
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 SILENT = {
-    "adding_an_op": 7, "architecture": 1, "fields": 1,
+    "adding_an_op": 7, "architecture": 1,
     **dict.fromkeys(("dtensor", "fsdp", "jax", "physicsnemo", "torch_xla"), 1),
 }
 """Programs that print nothing: quoted (with a test of their own), or the set-up of a table."""
