@@ -116,6 +116,12 @@ def dual(primal: Any, tangent: Any, use: Any = None) -> Any:
         return made if use is None else use(made)
 
 
+SHOULD = pytest.mark.filterwarnings(
+    "ignore:To copy construct from a tensor", "ignore:.*torch.jit.* is deprecated",
+)
+
+
+@SHOULD
 @pytest.mark.parametrize("name", ["make_dual", "linearize"])
 def test_forward_derivatives_are_those_of_jvp(name: str) -> None:
     """What the refusals name, works."""
@@ -129,11 +135,6 @@ def test_forward_derivatives_are_those_of_jvp(name: str) -> None:
 
     for said in weft.testing.run(on_rank, mesh={"x": 2}):
         assert "torch.func.jvp(fn, (x,), (tangent,))" in said.partition("  Fix: ")[2]
-
-
-SHOULD = pytest.mark.filterwarnings(
-    "ignore:To copy construct from a tensor", "ignore:.*torch.jit.* is deprecated",
-)
 
 
 @SHOULD
