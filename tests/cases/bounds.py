@@ -202,7 +202,7 @@ BOUNDS: list[Bound] = [
     Bound("embedding_terms", lambda a: F.embedding((a > 9).sum(), a), {"rows": (16, 0)}),
     # How many each rank has, and of masks that move the bits.
     Bound("masked_select", lambda a: a[a > 0],
-          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (6264, 6144)}),
+          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (3256, 3168)}),
     Bound("masked_spread", lambda a: a[:, None, :1].masked_select(a[:, :1] > 0),
           {"rows": (408, 0)}),
     Bound("nonzero", lambda a: (a > 0).nonzero(),

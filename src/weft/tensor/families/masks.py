@@ -2,7 +2,8 @@
 
 The mask gets the layout of the tensor, sharded in its first dim alone, or in as many leading dims,
 joined, as have an element for each shard. Each rank selects from its own block, and the selected
-blocks are the result, ragged. Only counts are exchanged, eight bytes a rank. They are no part of a
+blocks are the result, ragged. Only counts are exchanged, eight bytes a rank; and where the tensor
+is sharded otherwise, bits of the mask and what is selected (`mask_routes`). They are no part of a
 recipe, because the next mask may select other numbers of elements.
 """
 
@@ -19,12 +20,16 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.cuts import cuts_from_sizes
+from weft.ops.indexing.row_exchange import Routes
+from weft.ops.indexing.rows import as_rows, to_place
 from weft.ops.places import apart
+from weft.ops.sorting.unsigned import SIGNED
 from weft.ops.writes import check_values
 from weft.rules import op, page
 from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.families.mask_routes import routes
 from weft.tensor.families.packed_bools import can_send_packed, send_packed
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.layouts import layout_of, local_to_sharded
@@ -46,6 +51,8 @@ class _Aligned:
 
     Args:
         block, mask: this rank's parts. layout: of the tensor. axes: which cut the mask's first dim.
+        held: where the tensor is sharded otherwise, and stays so: the layout of `block`, and the
+            part of the mask there.
     """
 
     mesh: BoundMesh
@@ -54,6 +61,12 @@ class _Aligned:
     layout: Layout
     axes: tuple[int, ...]
     first: int
+    held: tuple[Layout, Tensor] | None = None
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dims that the mask stands for."""
+        return tuple(range(self.first, self.first + self.mask.dim()))
 
     def cuts(self, name: str, count: int | None = None) -> tuple[int, ...]:
         """Where what the shards of the mask select is cut; `count`: mine, where that is known."""
@@ -79,6 +92,38 @@ class _Aligned:
         """The tensor with what is selected in place of the dims that the mask stands for."""
         behind = range(self.first + self.mask.dim(), self.layout.ndim)
         return self.layout.take([*range(self.first), *behind]).insert(self.first, self.line(cuts))
+
+    def local(self, name: str) -> Tensor:
+        """This rank's part of what is selected."""
+        if self.held is None:
+            return self.block[(*[slice(None)] * self.first, self.mask)]
+        dtype = self.block.dtype
+        rows, _ = as_rows(self.block, self.dims)
+        with traffic.label(name, _WHY):
+            found = self._routes(name, self.held, True).fetch(
+                rows.view(SIGNED[dtype]) if dtype in SIGNED else rows)
+        found = to_place(found, 1, self.first)
+        return found.view(dtype) if dtype in SIGNED else found
+
+    def written(self, name: str, values: Tensor) -> ShardTensor:
+        """The tensor with this rank's values for what is selected."""
+        if self.held is None:
+            out = torch.ops.aten.index_put(
+                self.block, [*[None] * self.first, self.mask], values)
+            return local_to_sharded(out, self.mesh, self.layout)
+        with traffic.label(name, _WHY):
+            places, values = self._routes(name, self.held, False).deliver(
+                values.movedim(self.first, 0))
+        rows, rest = as_rows(self.block, self.dims)
+        out = rows.index_put((places,), values).view(*self.held[1].shape, *rest)
+        return local_to_sharded(
+            out.movedim(tuple(range(self.mask.dim())), self.dims), self.mesh, self.held[0])
+
+    def _routes(self, name: str, held: tuple[Layout, Tensor], once: bool) -> Routes:
+        layout, mine = held
+        return routes(
+            self.mesh, name, self.axes, (layout.take(self.dims), mine),
+            (self.layout.take(self.dims), self.mask), once)
 
 
 def _aligned(
@@ -111,6 +156,13 @@ def _aligned(
     if x is mask:
         block = _moved(name, mesh, x, target)
         return _Aligned(mesh, block, block, target, axes, first)
+    move = transition_between(mesh, of_x.without_partial(), target.without_partial())
+    if move is not None and move.communicates and not local_of(mask).is_meta:
+        modes.check_strict(name, move)
+        (block,) = entered(name, mesh, (x,), (of_x,), _WHY)
+        mine, there = (
+            _moved(name, mesh, mask, to) for to in (alike, of_x.without_partial().take(over)))
+        return _Aligned(mesh, block, mine, target, axes, first, (of_x, there))
     if not can_send_packed(of_mask, alike):
         block, mine = entered(name, mesh, (x, mask), (target, alike), _WHY)
     else:
@@ -160,7 +212,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     """
     check_shape(x, mask, first)
     both = _aligned(name, x, mask, first)
-    local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
+    local = both.local(name)
     cuts = both.cuts(name, local.shape[first])
     strides = _strides(x, mask.dim(), first, cuts[-1])
     return local_to_sharded(local, both.mesh, both.selected(cuts), strides)
@@ -275,7 +327,9 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
     (mine,) = entered("masked_scatter", both.mesh, (given,), (both.line(cuts),), _WHY)
-    out = both.block.masked_scatter(both.mask, mine)
+    if both.held is not None:
+        return both.written("masked_scatter", mine).reshape(shape)
+    out = both.block.masked_scatter(both.mask, mine)  # contiguous, unlike the block perhaps
     return local_to_sharded(out, both.mesh, both.layout).reshape(shape)
 
 
@@ -310,9 +364,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     check_values(value.shape, result.shape)
     value = value.expand(result.shape)
     (mine,) = entered("__setitem__", both.mesh, (value,), (result,), _WHY)
-    where = [*(None for _ in range(first)), both.mask]
-    out = torch.ops.aten.index_put(both.block, where, mine)
-    x.copy_(local_to_sharded(out, both.mesh, both.layout).reshape(x.shape))
+    x.copy_(both.written("__setitem__", mine).reshape(x.shape))
 
 
 PAGE = page(
