@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -339,3 +340,64 @@ def test_rows_that_share_memory_are_not_written_together(name: str, spec: P) -> 
             assert str(told.value) == str(plain.value)
 
     weft.testing.run(on_rank, mesh={"x": 4})
+
+
+READ_FIRST: dict[str, tuple[tuple[Any, Any], Callable[[Tensor, Tensor], Any]]] = {
+    "columns beside": ((np.s_[:, 1:], np.s_[:, :-1]), Tensor.add_),
+    "a block below": ((np.s_[1:-1, 1:-1], np.s_[2:, 1:-1]), Tensor.copy_),
+    "a block above": ((np.s_[1:-1, 1:-1], np.s_[:-2, 1:-1]), lambda x, y: x.add_(y, alpha=0.5)),
+    "both": ((np.s_[1:-1, 1:-1], np.s_[1:-1, :-2]), lambda x, y: x.addcmul_(y, y)),
+    "a column": ((np.s_[:, 3:4], np.s_[:, 2:3]), Tensor.mul_),
+    "itself": ((np.s_[:, 1:3], np.s_[:, 1:3]), Tensor.mul_),
+}
+
+
+@pytest.mark.parametrize("name", READ_FIRST)
+@pytest.mark.parametrize("shape", [(5, 6), (7, 5)])
+@pytest.mark.parametrize("axes", [{"x": 3}, {"x": 4}, {"x": 2, "y": 2}], ids=str)
+def test_operands_in_the_memory_of_the_target_are_read_first(
+    name: str, shape: tuple[int, int], axes: dict[str, int]
+) -> None:
+    """On all ranks, some of which have one row, or none; again at the second call."""
+    (into, of), write = READ_FIRST[name]
+    full = torch.arange(1.0, 1 + shape[0] * shape[1]).view(shape).sin()
+    expected = full.clone()
+    for _ in range(2):
+        write(expected[into], expected[of].clone())
+
+    def on_rank(mesh: Any) -> None:
+        for spec in (P("x", "y" if "y" in axes else None), P(None, "x")):
+            x = weft.distribute_tensor(full, mesh, spec)
+            target, other = x[into], x[of]
+            for _ in range(2):
+                write(target, other)
+            torch.testing.assert_close(x.full_tensor(), expected)
+
+    weft.testing.run(on_rank, mesh=axes)
+
+
+@pytest.mark.parametrize("sizes", [(7, 0, 0), (0, 7, 0), None], ids=str)
+@pytest.mark.parametrize("rows", [((0, 2), (1, 3)), ((0, 2), (2, 4)), ((1, 3), (1, 3))], ids=str)
+def test_dense_operands_that_overlap_raise_on_all_ranks(rows: Any, sizes: Any) -> None:
+    """As in torch, also where a rank has nothing of them."""
+    def added(x: Any) -> Any:
+        into, of = [x[slice(*one)] for one in rows]
+        try:
+            into.add_(of)
+        except RuntimeError as error:
+            return str(error)
+        return x
+
+    full = torch.arange(14.0).view(7, 2)
+    expected = added(full.clone())
+
+    def on_rank(mesh: Any) -> None:
+        layout = Layout(mesh, (7, 2), P(None, "x")) if sizes is None else Layout(
+            mesh, (7, 2), P("x"), sizes={0: sizes})
+        found = added(weft.distribute_tensor(full, mesh, layout))
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found.full_tensor(), expected)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

@@ -22,7 +22,13 @@ from weft.tensor.call.anchor import tying
 from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
-from weft.tensor.call.in_place import check_cast, check_gradient, check_overlap, check_writable
+from weft.tensor.call.in_place import (
+    check_cast,
+    check_gradient,
+    check_overlap,
+    check_writable,
+    reads_of,
+)
 from weft.tensor.call.kernels import BoundKernel, bound, folding
 from weft.tensor.call.local import (
     apart,
@@ -442,6 +448,7 @@ class Builder:
             self.by_form = self._is_by_form(decision) and not expanded_dims(target)
             return Step(
                 self.name, moves, local, args, kwargs, target=self.target, why=decision.reason,
+                reads=reads_of(self.slots, self.target, self.tensors, moves),
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from weft.core import Layout
 from weft.tensor.call.anchor import tied
+from weft.tensor.call.in_place import Reads
 from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta
@@ -48,6 +49,7 @@ class Step(Caller):
         args, kwargs: the local op's arguments with Slots.
         results: per tensor that the local op returns, its number and its R -> I.
         target: the value that an in-place op writes, or None. It has no results.
+        reads: operands that may share its memory.
         write_back, write: whether an in-place result is computed out of place, and how it is then
             moved to the target's layout.
         why: the reason of the transitions, for `weft.explain()`.
@@ -66,8 +68,8 @@ class Step(Caller):
 
     __slots__ = (
         "anchor", "args", "bound", "flowing", "keeps", "kernel", "kwargs", "left_whole", "local",
-        "name", "operands", "reductions", "results", "serves_all", "sized", "slice_of", "target",
-        "why", "write", "write_back",
+        "name", "operands", "reads", "reductions", "results", "serves_all", "sized", "slice_of",
+        "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -78,14 +80,14 @@ class Step(Caller):
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
         kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
         slice_of: tuple[int, tuple[int, ...]] | None = None, keeps: bool = True,
-        sized: tuple[int, int, int] | None = None,
+        sized: tuple[int, int, int] | None = None, reads: Reads | None = None,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
         self.slice_of, self.keeps, self.sized = slice_of, keeps, sized
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
         self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
         self.results, self.anchor = tuple(results), anchor
-        self.target, self.write_back, self.write = target, write_back, write
+        self.target, self.write_back, self.write, self.reads = target, write_back, write, reads
         self.bound = None if local is None else _bound(local, args, kwargs)
         self.flowing: tuple[tuple[Any, Any], ...] = ()
         self.serves_all = not (self.operands or kernel or sized) and all(
@@ -139,6 +141,8 @@ class Step(Caller):
             assert self.target is not None
             have = have.copy()
             have[self.target] = have[self.target].clone()
+        if self.reads is not None:
+            have = self.reads.apart(have)
         if self.bound is not None:
             return self.bound(have)
         if self.local is None:
@@ -262,7 +266,7 @@ class Program(Recipe):
                         values[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
                 have = locals_.copy()
                 move_operands(values, step.operands, have, step)
-            if opened is not None and step.local is None and have is locals_:
+            if opened is not None and step.local is None and have is locals_ and not step.reads:
                 out = func(*opened)
             else:
                 out = step.outs(have, func, args, kwargs)
@@ -301,9 +305,9 @@ class Program(Recipe):
             return self._first(func, args, locals_)
         if self.in_place is None:
             return self.run(func, args, {}, locals_)
-        func(*locals_)
-        target = args[self.in_place]
-        self.steps[0].written(target, None)
+        (step,), target = self.steps, args[self.in_place]
+        func(*(step.reads.apart(locals_, self.places) if step.reads else locals_))
+        step.written(target, None)
         return target
 
     def _first(self, func: Any, args: Any, locals_: list[Any]) -> Any:
