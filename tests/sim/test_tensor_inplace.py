@@ -348,6 +348,7 @@ READ_FIRST: dict[str, tuple[tuple[Any, Any], Callable[[Tensor, Tensor], Any]]] =
     "a block above": ((np.s_[1:-1, 1:-1], np.s_[:-2, 1:-1]), lambda x, y: x.add_(y, alpha=0.5)),
     "both": ((np.s_[1:-1, 1:-1], np.s_[1:-1, :-2]), lambda x, y: x.addcmul_(y, y)),
     "a column": ((np.s_[:, 3:4], np.s_[:, 2:3]), Tensor.mul_),
+    "in a list": ((np.s_[:, 1:], np.s_[:, :-1]), lambda x, y: torch._foreach_add_([x], [y])),
     "itself": ((np.s_[:, 1:3], np.s_[:, 1:3]), Tensor.mul_),
 }
 

@@ -16,7 +16,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.rules import Entry
 from weft.tensor.call.recipe import Function
-from weft.tensor.meta import Meta, contiguous_strides, expanded_dims, intern
+from weft.tensor.meta import Meta, contiguous_strides, intern, is_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import functional_name
 from weft.tensor.trace.capture import Op, Trace
@@ -121,8 +121,8 @@ def _lists(op: Op) -> list[Sequence[Slot]]:
 def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
     """Whether the operands of every element are ShardTensors of one layout without partial values.
 
-    A target that shares no memory with its base is not: its own call raises. Nor is one whose
-    elements share memory.
+    A target that shares no memory with its base is not: its own call raises. Nor are, where one is
+    written, tensors with gaps, which may overlap, or whose elements share memory.
     """
     single = [arg for arg in op.args if type(arg) is Slot]
     if any(type(tensors[slot.index]) is ShardTensor for slot in single):
@@ -131,14 +131,11 @@ def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
         operands = [tensors[slot.index] for slot in element]
         if not all(type(tensor) is ShardTensor for tensor in operands):
             return False
-        target: Meta = operands[0]._meta  # type: ignore[attr-defined]
-        layout = target.layout
+        metas: list[Meta] = [tensor._meta for tensor in operands]  # type: ignore[attr-defined]
+        target, layout = metas[0], metas[0].layout
         if layout.is_partial or (
-            writes and (target.alias is not None or expanded_dims(target))
-        ) or any(
-            tensor._meta.layout is not layout and tensor._meta.layout != layout  # type: ignore[attr-defined]
-            for tensor in operands
-        ):
+            writes and (target.alias is not None or not all(map(is_dense, metas)))
+        ) or any(one.layout is not layout and one.layout != layout for one in metas):
             return False
     return True
 
