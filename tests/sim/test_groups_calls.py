@@ -187,6 +187,24 @@ def test_parts_of_a_tensor_parallel_model_keep_their_weights(mesh: Any, spec: P)
     same_gradients(model, plain)
 
 
+@pytest.mark.parametrize("first", [Model.forward, Model.encode], ids=["root", "part"])
+@ranks(dp=3)
+def test_parts_run_after_an_interrupted_forward(mesh: Any, first: Any) -> None:
+    """torch calls no hooks after an exception that is no Exception."""
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    plain, model = Model(), weft.distribute_module(Model(), mesh, shardings={"*": P("dp")})
+    for one, x in ((plain, X), (model, weft.distribute_tensor(X, mesh, P("dp")))):
+        hook = one.layers[1].down.register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            one(x) if first is Model.forward else one.encode(x)
+        hook.remove()
+        step(one, Model.encode, x)
+    same_gradients(model, plain)
+    assert all(one.sharding.dims[0] for one in model.layers.parameters())
+
+
 @ranks(dp=3)
 def test_two_models_called_by_turns(mesh: Any) -> None:
     """By their parts and whole, several times before a backward, and in other orders."""

@@ -190,7 +190,7 @@ class Entering(_Hook):
             if group in _thread.again or group.is_current:
                 _begin(module, group, (args, kwargs))
             return
-        if forward is not None and not self.path and forward.was_interrupted():
+        if forward is not None and forward.was_interrupted():
             for group in forward.groups:
                 group.leave()
             forward = _thread.forward = None
