@@ -402,3 +402,17 @@ def test_dense_operands_that_overlap_raise_on_all_ranks(rows: Any, sizes: Any) -
             torch.testing.assert_close(found.full_tensor(), expected)
 
     weft.testing.run(on_rank, mesh={"x": 3})
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P()], ids=str)
+def test_a_saved_operand_in_the_memory_of_the_target_is_modified(spec: P) -> None:
+    """On all ranks, whether or not it had to move or be read first: as in torch."""
+    def trained(x: Any) -> None:
+        rows = x.requires_grad_() * 1
+        rows[:, 1:].mul_(rows[:, :-1])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            rows.sum().backward()
+
+    trained(torch.ones(5, 4))
+    weft.testing.run(
+        lambda mesh: trained(weft.distribute_tensor(torch.ones(5, 4), mesh, spec)), mesh={"x": 3})

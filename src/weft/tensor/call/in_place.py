@@ -15,6 +15,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op, unwatched
 from weft.tensor.trace.trees import fill
 from weft.tensor.views.inverse import OVERLAP
+from weft.transport.nodes import counting, with_gradient
 
 __all__ = ["Reads", "check_cast", "check_gradient", "check_overlap", "check_writable", "reads_of"]
 
@@ -92,8 +93,14 @@ class Reads:
                 if is_checked and _is_partly(into, self.mine, one, meta):
                     raise RuntimeError(SHARED)
                 opened = [*opened]
-                opened[at] = one.clone()
+                opened[at] = with_gradient(one, _copy, lambda grad: grad)
         return opened
+
+
+def _copy(local: torch.Tensor) -> torch.Tensor:
+    """A copy that counts as written to with the tensor: where autograd saves it, the backward
+    raises as it does in torch, and for an operand that moved."""
+    return counting(local.clone(), local)
 
 
 def reads_of(
