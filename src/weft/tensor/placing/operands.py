@@ -243,7 +243,7 @@ def _of_mask(tensor: ShardTensor, local: torch.Tensor, transition: Transition) -
 
 
 class _Latest(threading.local):
-    """The last activation that has moved without a gradient: a weak reference to it, its local
+    """The last activation that was gathered under `no_grad`: a weak reference to it, its local
     tensor and version, how it moved, and what it has become."""
 
     kept: tuple[weakref.ref[ShardTensor], torch.Tensor, int, Transition, torch.Tensor] | None = None
@@ -255,11 +255,12 @@ _latest = _Latest()
 def _of_activation(
     tensor: ShardTensor, local: torch.Tensor, transition: Transition
 ) -> torch.Tensor:
-    """Queries, keys and values read one activation, as do the halves of a gated layer: without a
-    gradient it moves once for calls that follow each other. The next one that moves takes its
-    place, so one is alive besides at most. Parameters are freed after the call."""
+    """Queries, keys and values read one activation, as do the halves of a gated layer: under
+    `no_grad` it is gathered once for calls that follow each other. The next one that moves takes
+    its place, so one is alive besides at most. Parameters are freed after the call."""
     kept, _latest.kept = _latest.kept, None
-    if getattr(tensor, "_is_param", False):
+    gathers = len(transition.dst.sharded_axes) < len(transition.src.sharded_axes)
+    if is_grad_enabled() or not gathers or getattr(tensor, "_is_param", False):
         return transition(local, read_only_use=True)
     version = version_of(tensor)
     if kept is None or kept[0]() is not tensor or kept[1] is not local or (
