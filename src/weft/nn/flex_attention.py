@@ -292,6 +292,8 @@ def _compiled(*args: Any) -> Sequence[Tensor]:
     options = compile_options()
     if options is not None:
         return torch.compile(flex_functions.kernel, **options)(*args)  # type: ignore
+    if _module()._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG:
+        return flex_functions.kernel(*args)  # type: ignore[no-any-return]
     with setup_compilation_env() as backend:
         return torch.compile(  # type: ignore[no-any-return]
             flex_functions.kernel, backend=backend, fullgraph=True)(*args)
