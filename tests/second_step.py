@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,6 +59,7 @@ def second_step(program: Callable[[], Any], begun: Callable[[], Any] = lambda: N
         if starts:
             raise _Enough
         starts.append(len(events))
+        gc.collect()  # cycles of torch's from the first step, whenever they would be collected
         memory._meter.peak = memory.live
         begun()
 
