@@ -204,6 +204,23 @@ def test_what_moves() -> None:
     assert sum(nbytes for _, nbytes in tokens) <= 3 * whole / 4 * 3 / 4
 
 
+def test_what_is_kept_of_a_mask_ends_with_it() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(2, 2, 32, 8, mesh=mesh, spec=P(None, None, "x"))
+
+        def mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return i >= j
+
+        mask = create_block_mask(mod, None, None, 32, 32, "cpu", BLOCK_SIZE=16)
+        flex_attention(x, x, x, block_mask=mask)
+        kept = mesh.cache["masks"]
+        assert len(kept) == 1
+        del mask
+        assert not len(kept)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_a_mask_without_a_function_has_whole_blocks_on_each_rank() -> None:
     x = torch.randn(1, 1, 64, 8)
     num, which = torch.ones(1, 1, 4, dtype=torch.int32), torch.zeros(1, 1, 4, 4, dtype=torch.int32)

@@ -16,13 +16,13 @@ from operator import is_
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import _permute_strides, flex_attention
 from torch._higher_order_ops.utils import setup_compilation_env
 from torch.nn import functional as F
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft import propagate
 from weft.comm import BoundMesh
@@ -60,10 +60,6 @@ _FURTHER = {1: "OUTPUT_LOGSUMEXP", 2: "OUTPUT_MAX"}
 
 _Mod = Callable[..., Any]
 _Mask = tuple[Any, ...]
-
-_MASKS: WeakKeyDictionary[_Mod, tuple[Any, _Mask, Any]] = WeakKeyDictionary()
-"""By a mask's function, what a rank has of the mask, and what that is made of: all layers of a
-model use one mask."""
 
 
 def attention(
@@ -215,10 +211,15 @@ def _mask_on_rank(mesh: BoundMesh, of_query: Layout, mask: _Mask) -> _Mask:
     is_none = _has_no_function(mask) and tables[0].numel() == 1
     if is_plain and (is_none or not any(of_query.dims[:3])):
         return mask
-    key = mesh, of_query, *map(id, tables), *[version_of(local_of(one)) for one in (*held, *tables)]
-    known = _MASKS.get(mask[-1])
-    if known is not None and known[0] == key:
-        return known[1]
+    # All layers of a model use one mask. What is kept of it does not hold the table that it is kept
+    # for: it would never be freed.
+    masks = mesh.cache.setdefault("masks", WeakTensorKeyDictionary())
+    made_of = [*map(local_of, (*tables, *held))]
+    key = of_query, mask[-1], [*map(version_of, made_of)]
+    known = masks.get(made_of[0])
+    if known is not None and known[0] == key and len(known[1]) == len(made_of) and all(
+            ref() is one for ref, one in zip(known[1], made_of)):
+        return known[2]
     layouts = [
         of_query.take((0, 1)).fitted(one.shape[:2]).insert(
             2, Layout.replicated(of_query.mesh, one.shape[2:]))
@@ -229,8 +230,8 @@ def _mask_on_rank(mesh: BoundMesh, of_query: Layout, mask: _Mask) -> _Mask:
             _NAME, mesh, [*tables, *held], [*layouts, *map(_whole, held)], _OF_MASK)
     function = _closed(mask[-1], dict(zip(map(id, held), found[len(tables):])))
     box = of_query.box_at(mesh.here)
-    made = _of_rows(mask, found[: len(tables)], box, function)
-    _MASKS[mask[-1]] = key, made, tables  # which live as long, so that no others have their ids
+    made = _of_rows(mask, [one.clone() for one in found[: len(tables)]], box, function)
+    masks[made_of[0]] = key, [*map(TensorWeakRef, made_of)], made
     return made
 
 
@@ -255,7 +256,7 @@ def _of_rows(
 ) -> _Mask:
     """The mask of the rows in a box, from its tables of the samples and heads in it."""
     if any(start == stop for start, stop in box[:3]):
-        return mask  # nobody reads it
+        return ()  # nobody reads it
     sizes, (start, stop) = mask[-3:-1], box[2]
     size, first = sizes[0], tables[0]
     if first.shape[2] > 1:  # one row of blocks serves any rows
@@ -272,8 +273,10 @@ def _of_rows(
 def _between(tables: Sequence[Tensor], start: int, stop: int, size: int) -> Sequence[Tensor]:
     """The tables of rows that begin or end inside of a row of blocks: what any of two rows of
     blocks reads is read in part, and the mask's function decides."""
-    dense: Any = sum(_module()._ordered_to_dense(num, which, which.shape[-1])
-                for num, which in zip(tables[::2], tables[1::2]))
+    dense: Any = sum([
+        _module()._ordered_to_dense(num, which, which.shape[-1])
+        for num, which in zip(tables[::2], tables[1::2])
+    ])
     firsts = torch.arange(start, stop, size, device=dense.device)
     lasts = (firsts + size - 1).clamp(max=stop - 1)
     read = (dense[:, :, firsts // size] + dense[:, :, lasts // size]) > 0

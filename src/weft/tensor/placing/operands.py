@@ -258,10 +258,10 @@ def _of_activation(
     """Queries, keys and values read one activation, as do the halves of a gated layer: under
     `no_grad` it is gathered once for calls that follow each other. The next one that moves takes
     its place, so one is alive besides at most. Parameters are freed after the call."""
-    kept, _latest.kept = _latest.kept, None
     gathers = len(transition.dst.sharded_axes) < len(transition.src.sharded_axes)
     if is_grad_enabled() or not gathers or getattr(tensor, "_is_param", False):
-        return transition(local, read_only_use=True)
+        return transition(local, read_only_use=True)  # maybe on this rank alone: it forgets nothing
+    kept, _latest.kept = _latest.kept, None
     version = version_of(tensor)
     if kept is None or kept[0]() is not tensor or kept[1] is not local or (
             kept[2] != version or kept[3] is not transition):
