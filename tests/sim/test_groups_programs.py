@@ -112,14 +112,17 @@ def other_weights_before_a_recomputation(model: Any, x: Any) -> None:
     loss.backward()
 
 
+def _whole(x: Any) -> Any:
+    """A batch of its own, that no axis shards."""
+    whole = x.detach()
+    return whole.redistribute(placements=P()) if isinstance(x, weft.ShardTensor) else whole
+
+
 def whole_batches_follow_sharded_ones(model: Any, x: Any) -> None:
     """What was not gathered in forward is not gathered to compute it again."""
     model.runs = lambda layer, x: checkpoint(layer, x, use_reentrant=False)
     model(x.requires_grad_()).square().mean().backward()
-    whole = x.detach()
-    if isinstance(x, weft.ShardTensor):
-        whole = whole.redistribute(placements=P())
-    model(whole.requires_grad_()).square().mean().backward()
+    model(_whole(x).requires_grad_()).square().mean().backward()
 
 
 def layers_thaw_before_a_whole_batch(model: Any, x: Any) -> None:
@@ -128,10 +131,7 @@ def layers_thaw_before_a_whole_batch(model: Any, x: Any) -> None:
     model.layers[1].requires_grad_(False)
     model(x.requires_grad_()).square().mean().backward()
     model.layers[1].requires_grad_(True)
-    whole = x.detach()
-    if isinstance(x, weft.ShardTensor):
-        whole = whole.redistribute(placements=P())
-    model(whole.requires_grad_()).square().mean().backward()
+    model(_whole(x).requires_grad_()).square().mean().backward()
 
 
 def layers_thaw_between_forward_and_backward(model: Any, x: Any) -> None:
