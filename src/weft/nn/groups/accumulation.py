@@ -55,7 +55,7 @@ def _reduce(held: Holding) -> None:
     buckets, landings = Buckets(), []
     for pack in sorted(held.others, key=held.others.__getitem__):
         pack.release_held()
-        landings += pack.start_reducing(buckets)
+        landings += pack.start_reducing(buckets.add)
     landings += buckets.start(True)
     reduce_held(held.uses.values())
     for land in landings:

@@ -131,7 +131,7 @@ class Line:
             self.passed.add(group)
             group.is_open = group.was_asked = False
             group.free()
-        started = group.start_reducing(self.buckets)
+        started = group.start_reducing(self.buckets.add)
         started += self.buckets.start(False)
         self.land()
         self.outstanding = started
@@ -147,7 +147,7 @@ class Line:
             return
         touched = sorted(self.touched, key=lambda group: -group.number)  # not as they came
         self._free()
-        started = [land for group in touched for land in group.start_reducing(self.buckets)]
+        started = [land for group in touched for land in group.start_reducing(self.buckets.add)]
         started += self.buckets.start(True)
         self.land()
         self.outstanding = started
@@ -351,8 +351,8 @@ class Group:
         for pack in self.packs:
             pack.free()
 
-    def start_reducing(self, buckets: Buckets) -> list[Callable[[], None]]:
-        return [land for pack in self.packs for land in pack.start_reducing(buckets)]
+    def start_reducing(self, add: Callable[[Pack], None]) -> list[Callable[[], None]]:
+        return [land for pack in self.packs for land in pack.start_reducing(add)]
 
     def drop(self) -> None:
         for pack in self.packs:

@@ -21,7 +21,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -44,9 +44,6 @@ from weft.tensor.views.cast_weight import cast_weight
 from weft.transport import traffic
 from weft.transport.transition import Transition
 from weft.transport.unselected import unselected
-
-if TYPE_CHECKING:
-    from weft.nn.groups.buckets import Buckets
 
 __all__ = ["Pack"]
 
@@ -303,11 +300,11 @@ class Pack(Freed):
         member.has_arrived = True
         self.group.line.touch(self.group)
 
-    def start_reducing(self, buckets: Buckets) -> list[Callable[[], None]]:
+    def start_reducing(self, add: Callable[[Self], None]) -> list[Callable[[], None]]:
         """Begin to reduce the gradients that have arrived; the returned function waits, and
-        accumulates. Gradients that only have to be summed go to the buckets."""
+        accumulates. `add` puts a pack whose gradients only have to be summed into the buckets."""
         if not self.kind.axes and self.kind.rest:
-            buckets.add(self)
+            add(self)
             return []
         members, grads = self.taken()
         if not self.kind.axes:
