@@ -46,6 +46,23 @@ def test_greedy_generation(name: str) -> None:
         assert torch.equal(mine, expected)
 
 
+def test_sampling_gathers_no_parameter() -> None:
+    """Sampled tokens are sharded as the prompt, so the model stays where it is."""
+    def program(mesh: Any) -> Any:
+        model, inputs = distributed(mesh, WAY, "llama", "uneven", "sdpa", 0.0)
+        model.eval()
+        prompt = inputs["input_ids"][:4, :5]
+        with weft.explain() as log:
+            found = model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3,
+                do_sample=True, top_k=7, top_p=0.9, pad_token_id=0, eos_token_id=None)
+        return prompt.sharding.spec, found.sharding.spec, [event.op for event in log.events]
+
+    for given, found, ops in weft.testing.run(program, mesh=WAY.mesh):
+        assert found == given
+        assert not [op for op in ops if op.startswith("parameters of")]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpoints(reentrant: bool) -> None:
     """The blocks run again in backward, and do the same."""

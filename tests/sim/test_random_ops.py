@@ -418,6 +418,17 @@ def test_impossible_parameters_are_torchs_error_where_they_are_read(name: str) -
         weft.testing.run(on_rank, mesh={"x": 3})
 
 
+@pytest.mark.parametrize("num", [1, 3])
+def test_samples_of_sharded_categories_are_whole(num: int) -> None:
+    """As argmax's results, for one sample, and topk's: rows do not change ranks."""
+    def on_rank(mesh: Any) -> list[Any]:
+        x = weft.rand(4, 300, mesh=mesh, placements=P("dp", "tp"))
+        return [each.sharding for each in (torch.multinomial(x, num), x.topk(num).indices)]
+
+    for mine, due in weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}):
+        assert mine == due and mine.spec == P("dp", None)
+
+
 def test_a_row_of_zeros_is_torchs_error() -> None:
     def on_rank(mesh: Any) -> None:
         for num, replacement in ((1, False), (2, False), (3, True)):

@@ -24,6 +24,7 @@ from weft.rules import Call, TensorArg, bind, op, page, parse
 from weft.tensor.placing.draw import Sample, drawn
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.operands import entered
+from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.trees import local_of
@@ -180,7 +181,9 @@ def _multinomial(
     wide = x.detach().to(samples.wide(x.dtype))
     wide = torch.where(wide >= 0.0, wide, torch.nan)
     if num == 1 or not replacement:
-        total = wide.sum(-1, keepdim=True).abs()  # no partial value
+        total = wide.sum(-1, keepdim=True)
+        assert type(total) is ShardTensor
+        total = redistribute_to(total, total._meta.layout.without_partial(), "multinomial")
         wrong = _wrong(total)
         _check_rows(local_of(total)[local_of(wrong)], False)
         noise = like(wide, lambda source: samples.exponential(source, wide.dtype),
