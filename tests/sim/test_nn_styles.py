@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -432,6 +433,42 @@ of 0: nothing.
   Offenders: output of ''
   Fix: PrepareModuleOutput(P(...), None) for a tuple, by name for a map: \
 PrepareModuleOutput(logits=P(...))"""]
+
+
+@pytest.mark.parametrize("pin, names", [
+    (PrepareModuleInput, {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}),
+    (PrepareModuleInput, {"input_kwarg_layouts": {"mask": Shard(1)}}),
+    (PrepareModuleOutput, {"output_layouts": Replicate(), "desired_output_layouts": Shard(0)}),
+])
+def test_torchs_names_of_layouts_are_not_names_of_inputs(pin: Any, names: Any) -> None:
+    with pytest.raises(weft.ShardTypeError, match=rf"{pin.__name__}\({next(iter(names))}=\)"):
+        pin(**names)
+
+
+@pytest.mark.parametrize("pin", [
+    PrepareModuleOutput([Replicate(), Replicate()], [Replicate(), Shard(0)]),
+    PrepareModuleOutput(logits=P("dp")),
+])
+def test_a_single_tensor_has_one_spec(pin: Any) -> None:
+    def on_rank(mesh: Any) -> str:
+        module = weft.distribute_module(nn.Linear(4, 4), mesh, activations={"": pin})
+        with pytest.raises(ModuleError) as caught:
+            module(torch.ones(3, 4))
+        return str(caught.value)
+
+    assert f"{pin!r} for the output of ''" in on_ranks(on_rank)[0]
+
+
+@ranks(**MESH)
+def test_a_style_where_a_function_or_a_table_stands(mesh: Any) -> None:
+    told = re.escape('shardings={"": ColwiseParallel(\'tp\')}')
+    module, style = nn.Linear(4, 4), ColwiseParallel("tp")
+    with pytest.raises(weft.ShardTypeError, match=told):
+        weft.distribute_module(module, mesh, style)  # type: ignore[arg-type]
+    with pytest.raises(weft.ShardTypeError, match=told):
+        weft.distribute_module(module, mesh, shardings=style)  # type: ignore[arg-type]
+    weft.distribute_module(module, mesh, shardings={"": style})
+    assert str(cast(Any, module.weight).sharding) == "[4@tp, 4]"
 
 
 @ranks(**MESH)

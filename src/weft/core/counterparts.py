@@ -19,6 +19,7 @@ _STREAM = "weft.manual_seed(0); numbers depend on the seed, the call and the pla
 COUNTERPARTS = {
     "AbstractMesh": "weft.Mesh",
     "CommDebugMode": "weft.explain()",
+    "CPUOffloadPolicy": "no offload: parameters stay on the device of their mesh",
     "DDP": _REPLICATED,
     "DataLoader": 'torch\'s, and weft.ShardedLoader(loader, P("dp"), mesh=mesh) around it',
     "DTensor": "weft.ShardTensor; weft.from_dtensor(d) makes one of a DTensor",
@@ -28,6 +29,8 @@ COUNTERPARTS = {
     "EinsumLinear": _LINEAR,
     "FSDP": _SHARDED,
     "FullyShardedDataParallel": _SHARDED,
+    "MixedPrecisionPolicy": 'gather={"": weft.nn.Gather(compute_dtype=torch.bfloat16, '
+                            "reduce_dtype=torch.float32)} of weft.distribute_module",
     "MpDeviceLoader": 'weft.ShardedLoader(loader, P("dp"), mesh=mesh)',
     "NamedSharding": "weft.Layout(mesh, shape, P(...)), or a mesh and a P",
     "OffsetBasedRNGTracker": _STREAM,
@@ -77,6 +80,7 @@ COUNTERPARTS = {
     "make_array_from_callback": "weft.from_callback(shape, mesh, P(...), fn)",
     "make_mesh": 'weft.init_mesh({"dp": 2, "tp": 2})',
     "mark_step": _JOB,
+    "no_sync": "weft.nn.accumulate(model)",
     "no_grad": "torch.no_grad(), as everywhere",
     "parallelize_module": 'weft.distribute_module(module, mesh, shardings={"0": '
                           'weft.nn.ColwiseParallel("tp")})',
@@ -90,6 +94,8 @@ COUNTERPARTS = {
     "register_sharding": 'weft.register_rule(op, "b i, i o -> b o")',
     "shard_map": "weft.local_map(fn, in_specs=P(...), out_specs=P(...))",
     "shard_tensor": "weft.distribute_tensor(x, mesh, P(...))",
+    "register_fsdp_forward_method": "nothing to register: any method may be called",
+    "ring_attention": "nothing to call: attention takes sharded sequences",
     "sync_module_over_mesh": _REPLICATED,
     "to_local": "x.to_local()",
     "use_mesh": "with mesh: ...",

@@ -38,8 +38,9 @@ from weft.nn.named import (
     set_where,
 )
 from weft.nn.optimizers import refuse_holders, replaced
-from weft.nn.pins import BringHook, InputFn, OutputFn
+from weft.nn.pins import BringHook, InputFn, OutputFn, PrepareModuleInput, PrepareModuleOutput
 from weft.nn.report import MATCHED
+from weft.nn.styles import Style
 from weft.tensor import ShardTensor, distribute_tensor
 from weft.tensor.placing.in_place import take_along
 from weft.tensor.placing.scatter import distributed_alike
@@ -157,6 +158,12 @@ def _refuse_others(module: Any, **functions: Any) -> None:
             "the third argument is a function, as in torch; patterns of names are given as "
             "shardings=", [repr(name) for name in meant],
             f"distribute_module(module, mesh, shardings={meant!r})")
+    if isinstance(meant, Style | PrepareModuleInput | PrepareModuleOutput):
+        raise ShardTypeError(
+            "distribute_module(partition_fn)", "it is a style",
+            "the third argument is a function, as in torch; a style stands in the table of "
+            "shardings, where the name of the module itself is empty", [repr(meant)],
+            f'distribute_module(module, mesh, shardings={{"": {meant!r}}})')
     wrong = [] if isinstance(module, nn.Module) else [f"module: {type(module).__name__}"]
     wrong += [f"{name}: {type(one).__name__}" for name, one in functions.items()
               if one is not None and not callable(one)]

@@ -61,7 +61,8 @@ def as_patterns(argument: str, given: Any) -> dict[str, Any]:
         raise ShardTypeError(
             f"distribute_module({argument}=)", f"{given!r} is of type "
             f"{type(given).__name__}", f"{argument} map patterns of names to specs",
-            [type(given).__name__], f'{argument}={{"layers.*": P("tp")}}')
+            [type(given).__name__], f'{argument}={{"": {given!r}}}' if isinstance(given, _Styled)
+            else f'{argument}={{"layers.*": P("tp")}}')
     return dict(given)
 
 

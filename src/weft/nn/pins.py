@@ -17,7 +17,7 @@ from torch import nn
 from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh, Placement
 from weft.core.arguments import Placements
-from weft.errors import LayoutError, ModuleError, WeftError
+from weft.errors import LayoutError, ModuleError, ShardTypeError, WeftError
 from weft.tensor import ShardTensor
 from weft.tensor.meta import NONE, Meta, kept
 from weft.tensor.placing.layouts import as_layout, as_sharded
@@ -58,6 +58,13 @@ class Cut:
         return layout.without_partial(self.axes).replace(dims=dims)
 
 
+_OF_TORCH = frozenset({
+    "input_layouts", "desired_input_layouts", "input_kwarg_layouts", "desired_input_kwarg_layouts",
+    "output_layouts", "desired_output_layouts", "use_local_input", "use_local_output",
+})
+"""Arguments of torch's classes of these names: taken as names of inputs they would do nothing."""
+
+
 class _Prepare:
     """Specs for a module's inputs or outputs, by position and by name."""
 
@@ -68,6 +75,15 @@ class _Prepare:
     ) -> None:
         self.specs: tuple[Any, ...] = specs
         self.by_name = by_name
+        of_torch = [name for name in by_name if name in _OF_TORCH]
+        if of_torch:
+            raise ShardTypeError(
+                f"{type(self).__name__}({of_torch[0]}=)",
+                f"{len(of_torch)} of {len(by_name)} names are those of torch's class, not of "
+                f"{self.word}", f"specs are given as the {self.word} are, by position or by their "
+                "own names, and say the layout that is wanted; the present one is known",
+                of_torch, f"{type(self).__name__}(P(...), None), or by name: "
+                f"{type(self).__name__}(mask=P(...))")
 
     def __repr__(self) -> str:
         shown = [repr(spec) for spec in self.specs]
@@ -120,6 +136,8 @@ class PrepareModuleOutput(_Prepare):
     def apply(self, mesh: Mesh, path: str, args: Any, out: Any) -> Any:
         where = f"output of {path!r}"
         if isinstance(out, torch.Tensor):
+            if self.by_name or len(self.specs) > 1:
+                raise _no_tensor(self, where, out)
             for spec in self.specs[:1]:
                 out = _laid(out, spec, mesh, where)
             return out
