@@ -212,3 +212,44 @@ def test_a_weight_that_is_sharded_as_its_batch_is_gathered_once() -> None:
     for layout, grad, collectives in weft.testing.run(program, mesh={"x": 2}):
         torch.testing.assert_close(grad, w.grad)
         assert layout == "[8@x, 4]" and collectives == ["AllGather", "AllReduce"]
+
+
+class Implicit(torch.autograd.Function):
+    """A fixed point of a module; its backward is the first to call the module."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Any, x: Any, fixed: Any, *parameters: Any) -> Any:
+        ctx.module = module
+        ctx.save_for_backward(x, fixed)
+        return fixed.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        x, fixed = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = torch.tanh(ctx.module(fixed) + x)
+        solved = grad
+        for _ in range(5):
+            solved = grad + torch.autograd.grad(out, fixed, solved, retain_graph=True)[0]
+        of_x, *others = torch.autograd.grad(out, [x, *ctx.module.parameters()], solved)
+        return None, of_x, None, *others
+
+
+@pytest.mark.parametrize("table", [{}, {"*": P("x")}, {"weight": P(None, "x")}], ids=str)
+def test_a_module_that_only_backward_calls(table: Any) -> None:
+    def step(mesh: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module, x = torch.nn.Linear(4, 4).double(), torch.randn(5, 4, dtype=torch.float64)
+        if mesh is not None:
+            module = weft.distribute_module(module, mesh, shardings=table)
+            x = weft.distribute_tensor(x, mesh, P("x"))
+        x.requires_grad_()
+        with torch.no_grad():
+            fixed = torch.tanh(module(x) + x)
+        Implicit.apply(module, x, fixed, *module.parameters()).square().sum().backward()
+        found: list[Any] = [x.grad, *(one.grad for one in module.parameters())]
+        return found if mesh is None else [one.full_tensor() for one in found]
+
+    wanted = step(None)
+    for found in weft.testing.run(step, mesh={"x": 3}):
+        torch.testing.assert_close(found, wanted)

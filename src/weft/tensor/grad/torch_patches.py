@@ -128,7 +128,7 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
         args = _gathered_weights(map_tensors(lambda one: taken(one, mesh), args))
         return _global_view(cls, args, args)
     mixing = mesh.cache.setdefault("mixing", weakref.WeakSet())
-    if cls not in mixing:
+    if cls not in mixing and (said is False or not _calls_modules(args)):
         try:
             return on_full_tensors(cls, *args, **kwargs)
         except Mixing:
