@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_sampling_gathers_no_parameter() -> None:
 
     for given, found, ops in weft.testing.run(program, mesh=WAY.mesh):
         assert found == given
+        assert not [op for op in ops if op.startswith("parameters of")]
+
+
+@pytest.mark.filterwarnings("ignore:__setitem__")  # into a plain tensor
+def test_beams_without_groups_gather_no_parameter() -> None:
+    def use(model: Any, prompt: Tensor) -> Tensor:
+        return full(model.eval().generate(
+            input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3,
+            num_beams=3, pad_token_id=0, eos_token_id=None))
+
+    model, prompt = MODELS["llama"].make("uneven", "sdpa"), torch.arange(20).view(4, 5)
+
+    def program(mesh: Any) -> Any:
+        mine = copy.deepcopy(model)
+        weft.distribute_module(mine, mesh, shardings=MODELS["llama"].shardings, gather=False)
+        with weft.explain() as log:
+            found = use(mine, weft.distribute_tensor(prompt, mesh, WAY.batch))
+        return found, [event.op for event in log.events]
+
+    for found, ops in weft.testing.run(program, mesh=WAY.mesh):
+        assert torch.equal(found, use(copy.deepcopy(model), prompt))
         assert not [op for op in ops if op.startswith("parameters of")]
 
 
