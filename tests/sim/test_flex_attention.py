@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,11 +57,17 @@ def _mask(name: str, make: Make) -> Any:
         function, batch, heads, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=16)
 
 
+def _scaled(score: Any, b: Any, h: Any, i: Any, j: Any, *, scale: Tensor) -> Any:
+    return score * scale[h]
+
+
 def _scores(name: str, make: Make) -> Any:
     slopes = make(torch.linspace(0.5, 2, HEADS, dtype=torch.float64), "slopes")
     functions: dict[str, Any] = {
         "distance": lambda score, b, h, i, j: score - (i - j).abs() * 0.1 * (h + 1),
         "slopes": lambda score, b, h, i, j: score * slopes[h] + b,
+        "default": lambda score, b, h, i, j, scale=slopes: score * scale[h],
+        "keyword": partial(_scaled, scale=slopes),
     }
     return functions.get(name)
 
@@ -109,6 +116,7 @@ FUNCTIONS = [("none", "none", 1), ("documents", "slopes", 2), ("causal", "distan
              ("samples", "none", 2)]
 CASES = [(way, *FUNCTIONS[at % 4]) for at, way in enumerate(LAYOUTS)]
 CASES += [("rows", *FUNCTIONS[3]), ("ragged rows", *FUNCTIONS[1])]
+CASES += [("rows x heads", "none", "default", 2), ("rows x heads", "none", "keyword", 2)]
 
 
 @pytest.mark.parametrize(("way", "mask", "scores", "kv_heads"), CASES)

@@ -172,22 +172,28 @@ def _swapped(value: Any, swap: Callable[[ShardTensor], Any], seen: tuple[Any, ..
     if type(value) in (tuple, list):
         parts = type(value)(map(inner, value))
         return value if all(map(is_, parts, value)) else parts
+    if type(value) is dict:
+        values = inner([*value.values()])
+        return value if all(map(is_, values, value.values())) else dict(zip(value, values))
     if type(value) is partial:
-        func, args = inner(value.func), inner(value.args)
-        same = func is value.func and args is value.args
-        return value if same else partial(func, *args, **value.keywords)
+        given = value.func, value.args, value.keywords
+        func, args, keywords = taken = inner(given)
+        return value if taken is given else partial(func, *args, **keywords)
     if type(value) is not FunctionType:
         return value
-    held = [cell.cell_contents for cell in value.__closure__ or ()]
-    parts = [*map(inner, held)]
-    names = {name: swap(found) for name in value.__code__.co_names
+    cells = {name: cell.cell_contents for name, cell
+             in zip(value.__code__.co_freevars, value.__closure__ or ()) if cell != CellType()}
+    names = {name: found for name in value.__code__.co_names
              if type(found := value.__globals__.get(name)) is ShardTensor}
-    if not names and all(map(is_, parts, held)):
+    given = cells, names, value.__defaults__, value.__kwdefaults__
+    held, others, defaults, kwdefaults = taken = inner(given)
+    if taken is given:
         return value
     made = FunctionType(
-        value.__code__, value.__globals__ | names, value.__name__, value.__defaults__,
-        tuple(map(CellType, parts)))
-    made.__kwdefaults__ = value.__kwdefaults__
+        value.__code__, value.__globals__ | others, value.__name__, defaults,
+        tuple(CellType(held[name]) if name in held else CellType()
+              for name in value.__code__.co_freevars))
+    made.__kwdefaults__ = kwdefaults
     return made
 
 
