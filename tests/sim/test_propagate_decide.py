@@ -183,12 +183,14 @@ def test_many_ranks_exchange_rather_than_gather() -> None:
     assert shown(SOFTMAX, [P(None, "tp")], mesh=mesh) == "[6@tp, 64] -> [6@tp, 64]"
 
 
-def test_all_pairs_are_sharded_by_points_and_leave_no_rank_idle() -> None:
-    """Three coordinates would move fewer bytes, and occupy three ranks."""
-    mesh = Mesh({"dp": 1, "tp": 4})
-    made = call("sub.Tensor", tensor(102, 1, 3), tensor(1, 102, 3), result=(102, 102, 3))
+@pytest.mark.parametrize("ranks, width", [(4, 3), (3, 3), (2, 4), (8, 8), (8, 64)])
+def test_all_pairs_are_sharded_by_points(ranks: int, width: int) -> None:
+    """Coordinates would move fewer bytes, but are summed next, or leave ranks idle."""
+    mesh = Mesh({"dp": 1, "tp": ranks})
+    made = call(
+        "sub.Tensor", tensor(102, 1, width), tensor(1, 102, width), result=(102, 102, width))
     assert shown(made, [P("tp"), P(None, "tp")], mesh=mesh) == (
-        "[102@tp, 1, 3] [1, 102, 3] -> [102@tp, 102, 3]"
+        f"[102@tp, 1, {width}] [1, 102, {width}] -> [102@tp, 102, {width}]"
     )
 
 

@@ -40,6 +40,9 @@ again if the operand needs a gradient. Further rules:
   busiest rank then holds of the result beyond its share, in the same way.
 - Cuts by which one rank has all of a factor are kept where nothing is compared, or the op does no
   more than what is there: other ops would leave all ranks but one idle, and cut it evenly.
+- Pairs (`x[:, None] - x`) stay with one of their operands. Another factor that both have, the
+  coordinates, may cost less to bring the operands to, but is what is summed next, and then each
+  rank has a partial value of all pairs. So it also pays the exchange that brings the pairs back.
 - A windowed operand that stays sharded costs the halo, there and back.
 - Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
   nothing is compared.
@@ -258,6 +261,10 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
         if isinstance(candidate, str) and 0 < rule.sizes[candidate] < size:
             key = (key[0] + repeated * (1 / rule.sizes[candidate] - 1 / size), *key[1:])
+        if isinstance(candidate, str) and candidate not in held and (
+            not rule.reduce and made > sum(nbytes) and _can_stay(frame, held)
+        ):
+            key = (key[0] + made * ways / size, *key[1:])
         if isinstance(candidate, str) and _leaves_whole(frame, candidate):
             key = (key[0] + 2 * made * ways + repeated, *key[1:])
         if frame.beside:
@@ -265,6 +272,13 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
         if key < best_key:
             best, best_key = candidate, key
     return best
+
+
+def _can_stay(frame: Frame, held: Sequence[str | None]) -> bool:
+    """Whether the axis shards operands, by factors that may all remain sharded in the result."""
+    names = [name for name in held if name is not None]
+    kept = {factor for dims in frame.rule.results for factors in dims for factor in factors[:1]}
+    return bool(names) and all(name in kept and name not in frame.barred for name in names)
 
 
 def _of_kernel(
