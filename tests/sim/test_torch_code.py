@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.cases.own import Product
@@ -249,6 +251,122 @@ def test_a_module_that_only_backward_calls(table: Any) -> None:
         Implicit.apply(module, x, fixed, *module.parameters()).square().sum().backward()
         found: list[Any] = [x.grad, *(one.grad for one in module.parameters())]
         return found if mesh is None else [one.full_tensor() for one in found]
+
+    wanted = step(None)
+    for found in weft.testing.run(step, mesh={"x": 3}):
+        torch.testing.assert_close(found, wanted)
+
+
+class Solved(torch.autograd.Function):
+    """As Implicit, of any function; it asks for gradients by the arguments that it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, x: Any, fixed: Any, *parameters: Any) -> Any:
+        ctx.function, ctx.parameters = function, parameters
+        ctx.save_for_backward(x, fixed)
+        return fixed.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        x, fixed = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = ctx.function(fixed, x)
+        solved = grad
+        for _ in range(5):
+            solved = grad + torch.autograd.grad(out, fixed, solved, retain_graph=True)[0]
+        of_x, *others = torch.autograd.grad(out, [x, *ctx.parameters], solved)
+        return None, of_x, None, *others
+
+
+def _layer(module: Any, z: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(module(z) + x)
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return _layer(self.module, z, x)
+
+
+class _Holder:
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def step(self, z: Tensor, x: Tensor) -> Tensor:
+        return _layer(self.module, z, x)
+
+
+def _over_tensors(module: Any) -> Any:
+    weight, bias = module.weight, module.bias
+    return lambda z, x: torch.tanh(F.linear(z, weight, bias) + x)
+
+
+def _of_itself(module: Any) -> Any:
+    def layer(z: Tensor, x: Tensor, again: bool = True) -> Tensor:
+        if again:
+            return layer(z, x, False)
+        return never if module is None else _layer(module, z, x)
+
+    if module is None:
+        never: Any = None  # an empty cell
+    return layer
+
+
+FUNCTIONS: dict[str, Any] = {
+    "module": _Layer,
+    "closure": lambda module: lambda z, x: _layer(module, z, x),
+    "of closures": lambda module: (lambda inner: lambda z, x: inner(z, x))(
+        lambda z, x: _layer(module, z, x)),
+    "of itself": _of_itself,
+    "of tensors": _over_tensors,
+    "of a list": lambda module: (lambda layers: lambda z, x: _layer(layers[0], z, x))([module]),
+    "default": lambda module: lambda z, x, module=module: _layer(module, z, x),
+    "global": lambda module: eval("lambda z, x: f(m, z, x)", {"f": _layer, "m": module}),
+    "partial": lambda module: partial(_layer, module),
+    "method": lambda module: _Holder(module).step,
+    "method of a module": lambda module: _Layer(module).forward,
+}
+
+
+@pytest.mark.parametrize("table", [{}, {"*": P("x")}, {"weight": P(None, "x")}], ids=str)
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_function_that_only_backward_calls(kind: str, table: Any) -> None:
+    def step(mesh: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module, x = torch.nn.Linear(4, 4).double(), torch.randn(5, 4, dtype=torch.float64)
+        if mesh is not None:
+            module = weft.distribute_module(module, mesh, shardings=table)
+            x = weft.distribute_tensor(x, mesh, P("x"))
+        function = FUNCTIONS[kind](module)
+        x.requires_grad_()
+        with torch.no_grad():
+            fixed = function(x, x)
+        Solved.apply(function, x, fixed, *module.parameters()).square().sum().backward()
+        found: list[Any] = [x.grad, *(one.grad for one in module.parameters())]
+        return found if mesh is None else [one.full_tensor() for one in found]
+
+    wanted = step(None)
+    for found in weft.testing.run(step, mesh={"x": 3}):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("table", [{}, {"*": P("x")}, {"weight": P(None, "x")}], ids=str)
+def test_a_function_over_a_module_is_checkpointed_on_plain_tensors(table: Any) -> None:
+    def step(mesh: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module, x = torch.nn.Linear(4, 4).double(), torch.randn(5, 4, dtype=torch.float64)
+        if mesh is not None:
+            module = weft.distribute_module(module, mesh, shardings=table)
+        x.requires_grad_()
+        out: Any = checkpoint(lambda one: module(one).tanh(), x, use_reentrant=True)
+        out.square().sum().backward()
+        found: list[Any] = [one.grad for one in module.parameters()]
+        whole = found if mesh is None else [one.full_tensor() for one in found]
+        assert x.grad is not None
+        return [x.grad, *whole]
 
     wanted = step(None)
     for found in weft.testing.run(step, mesh={"x": 3}):

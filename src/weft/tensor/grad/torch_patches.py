@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -59,9 +60,10 @@ OP_BY_OP = weakref.WeakKeyDictionary[Any, bool]()
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
-        if _calls_modules(args):
+        ours = cls.__module__.startswith("weft.")
+        if not ours and _holds_tensors(args):
             return _global_view(cls, args, args)
-        if is_mapping() and cls.__module__.startswith("weft."):  # of a tensor that is closed over
+        if ours and is_mapping():  # of a tensor that is closed over
             with outside_maps():
                 return original(cls, *args, **kwargs)
         return original(cls, *args, **kwargs)
@@ -128,7 +130,7 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
         args = _gathered_weights(map_tensors(lambda one: taken(one, mesh), args))
         return _global_view(cls, args, args)
     mixing = mesh.cache.setdefault("mixing", weakref.WeakSet())
-    if cls not in mixing and (said is False or not _calls_modules(args)):
+    if cls not in mixing and (said is False or not _holds_tensors(args)):
         try:
             return on_full_tensors(cls, *args, **kwargs)
         except Mixing:
@@ -374,20 +376,45 @@ def _gradient(grad: Any, meta: Meta | None) -> torch.Tensor | None:
     return None if grad._meta.mesh.here is None else local_of(whole)
 
 
-def _calls_modules(given: Any) -> bool:
-    """Whether there are modules, or methods of modules, that hold ShardTensors."""
-    for one in given:
-        if isinstance(one, (list, tuple)):
-            if _calls_modules(one):
-                return True
-            continue
-        module = getattr(one, "__self__", one) if isinstance(one, MethodType) else one
-        if isinstance(module, torch.nn.Module) and any(
-            type(tensor) is ShardTensor
-            for tensor in itertools.chain(module.parameters(), module.buffers())
-        ):
-            return True
+def _holds_tensors(given: Iterable[Any]) -> bool:
+    """Whether there are modules that hold ShardTensors, or functions that use such modules, or
+    ShardTensors, beside their arguments; functions of functions only a few deep."""
+    level, known = [(one, False) for one in given], set[int]()
+    for _ in range(5):
+        below: list[tuple[Any, bool]] = []
+        for one, is_used in level:
+            if isinstance(one, torch.Tensor):
+                if is_used and type(one) is ShardTensor:
+                    return True
+            elif isinstance(one, torch.nn.Module):
+                tensors = itertools.chain(one.parameters(), one.buffers())
+                if any(type(tensor) is ShardTensor for tensor in tensors):
+                    return True
+            elif isinstance(one, (list, tuple)):
+                below += [(part, is_used) for part in one]
+            elif id(one) not in known:
+                known.add(id(one))
+                below += [(part, True) for part in _used_by(one)]
+        level = below
     return False
+
+
+def _used_by(function: Any) -> list[Any]:
+    """What a function, a method or a partial function uses beside its arguments."""
+    if isinstance(function, partial):
+        return [function.func, *function.args, *function.keywords.values()]
+    if isinstance(function, MethodType):
+        owner = function.__self__
+        return [function.__func__, owner, *getattr(owner, "__dict__", {}).values()]
+    if not isinstance(function, FunctionType):
+        return []
+    used = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for name in function.__code__.co_names:
+        used.append(function.__globals__.get(name))
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not assigned yet
+            used.append(cell.cell_contents)
+    return used
 
 
 def _global_view(cls: Any, args: Any, shown: Any) -> Any:
