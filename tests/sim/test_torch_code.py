@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -198,7 +200,21 @@ def test_a_result_that_is_partial_by_max_is_reduced() -> None:
         torch.testing.assert_close(grad, x.grad)
 
 
-def test_a_weight_that_is_sharded_as_its_batch_is_gathered_once() -> None:
+@pytest.fixture
+def op_by_op() -> Iterator[Callable[[Any], None]]:
+    """Says of a Function that it runs op by op, for one test."""
+    with ExitStack() as said:
+        def say(cls: Any) -> None:
+            weft.op_by_op(cls)
+            said.callback(weft.op_by_op, cls, None)
+
+        yield say
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_weight_that_is_sharded_as_its_batch_is_gathered_once(said: bool, op_by_op: Any) -> None:
+    if said:
+        op_by_op(Product)
     x = torch.randn(24, 8, dtype=torch.float64)
     w = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
     Product.apply(x, w).square().sum().backward()
@@ -332,8 +348,11 @@ FUNCTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("table", [{}, {"*": P("x")}, {"weight": P(None, "x")}], ids=str)
+@pytest.mark.parametrize("said", [False, True])
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_a_function_that_only_backward_calls(kind: str, table: Any) -> None:
+def test_a_function_that_only_backward_calls(
+    kind: str, said: bool, table: Any, op_by_op: Any
+) -> None:
     def step(mesh: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
         module, x = torch.nn.Linear(4, 4).double(), torch.randn(5, 4, dtype=torch.float64)
@@ -348,6 +367,8 @@ def test_a_function_that_only_backward_calls(kind: str, table: Any) -> None:
         found: list[Any] = [x.grad, *(one.grad for one in module.parameters())]
         return found if mesh is None else [one.full_tensor() for one in found]
 
+    if said:
+        op_by_op(Solved)
     wanted = step(None)
     for found in weft.testing.run(step, mesh={"x": 3}):
         torch.testing.assert_close(found, wanted)

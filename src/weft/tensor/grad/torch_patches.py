@@ -126,15 +126,17 @@ def _applied(cls: Any, args: Any, kwargs: Any, shown: Any) -> Any:
     metas = [one._meta for one in flatten((args, kwargs)) if type(one) is ShardTensor]
     mesh = mesh_of(f"{cls.__name__}.apply", metas)
     said = OP_BY_OP.get(cls)
-    if is_torch_code(cls) if said is None else said:
+    holds = said is not False and _holds_tensors(args)
+    if not holds and (is_torch_code(cls) if said is None else said):
         args = _gathered_weights(map_tensors(lambda one: taken(one, mesh), args))
         return _global_view(cls, args, args)
     mixing = mesh.cache.setdefault("mixing", weakref.WeakSet())
-    if cls not in mixing and (said is False or not _holds_tensors(args)):
+    if not holds and cls not in mixing:
         try:
             return on_full_tensors(cls, *args, **kwargs)
         except Mixing:
             mixing.add(cls)
+    args, shown = [tuple([taken(one, mesh) for one in given]) for given in (args, shown)]
     return _global_view(cls, args, shown)
 
 
