@@ -246,6 +246,21 @@ def test_a_partial_value_that_is_left_whole_warns() -> None:
     assert "is reduced over 'x'" in refused[0]
 
 
+def test_indices_that_are_gathered_for_a_write_to_a_whole_tensor_warn() -> None:
+    def program(mesh: Any) -> None:
+        codes = weft.distribute_tensor(torch.arange(6).view(6, 1), mesh, P("x"))
+        one_hot = torch.zeros(6, 8)
+        one_hot.scatter_(1, codes, 1)
+        assert torch.equal(one_hot, torch.eye(6, 8))
+
+    before = weft.warn_if_whole(24)
+    try:
+        with pytest.warns(UserWarning, match=r"scatter_.*operand \[6@x, 1\] is gathered over 'x'"):
+            weft.testing.run(program, mesh={"x": 2})
+    finally:
+        weft.warn_if_whole(before)
+
+
 def test_a_write_that_gathers_into_a_whole_tensor_warns() -> None:
     def program(mesh: Any) -> list[str]:
         x = weft.distribute_tensor(torch.ones(4, 4), mesh, P("x"))

@@ -449,6 +449,9 @@ class Builder:
             return Step(
                 self.name, moves, local, args, kwargs, target=self.target, why=decision.reason,
                 reads=reads_of(self.slots, self.target, self.tensors, moves),
+                left_whole=find_wide(
+                    self.name, self.layouts, decision, self.rule, [target]
+                ) if any(moves) else None,
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)
