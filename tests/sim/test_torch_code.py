@@ -232,6 +232,22 @@ def test_a_weight_that_is_sharded_as_its_batch_is_gathered_once(said: bool, op_b
         assert layout == "[8@x, 4]" and collectives == ["AllGather", "AllReduce"]
 
 
+def _layer(module: Any, z: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(module(z) + x)
+
+
+def _solved(ctx: Any, function: Any, parameters: Any, grad: Tensor) -> Any:
+    """The gradients of a fixed point of a function."""
+    x, fixed = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+    with torch.enable_grad():
+        out = function(fixed, x)
+    solved = grad
+    for _ in range(5):
+        solved = grad + torch.autograd.grad(out, fixed, solved, retain_graph=True)[0]
+    of_x, *others = torch.autograd.grad(out, [x, *parameters], solved)
+    return None, of_x, None, *others
+
+
 class Implicit(torch.autograd.Function):
     """A fixed point of a module; its backward is the first to call the module."""
 
@@ -243,14 +259,7 @@ class Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
-        x, fixed = (one.detach().requires_grad_() for one in ctx.saved_tensors)
-        with torch.enable_grad():
-            out = torch.tanh(ctx.module(fixed) + x)
-        solved = grad
-        for _ in range(5):
-            solved = grad + torch.autograd.grad(out, fixed, solved, retain_graph=True)[0]
-        of_x, *others = torch.autograd.grad(out, [x, *ctx.module.parameters()], solved)
-        return None, of_x, None, *others
+        return _solved(ctx, partial(_layer, ctx.module), ctx.module.parameters(), grad)
 
 
 @pytest.mark.parametrize("table", [{}, {"*": P("x")}, {"weight": P(None, "x")}], ids=str)
@@ -284,18 +293,7 @@ class Solved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
-        x, fixed = (one.detach().requires_grad_() for one in ctx.saved_tensors)
-        with torch.enable_grad():
-            out = ctx.function(fixed, x)
-        solved = grad
-        for _ in range(5):
-            solved = grad + torch.autograd.grad(out, fixed, solved, retain_graph=True)[0]
-        of_x, *others = torch.autograd.grad(out, [x, *ctx.parameters], solved)
-        return None, of_x, None, *others
-
-
-def _layer(module: Any, z: Tensor, x: Tensor) -> Tensor:
-    return torch.tanh(module(z) + x)
+        return _solved(ctx, ctx.function, ctx.parameters, grad)
 
 
 class _Layer(torch.nn.Module):

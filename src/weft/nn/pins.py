@@ -62,7 +62,7 @@ _OF_TORCH = frozenset({
     "input_layouts", "desired_input_layouts", "input_kwarg_layouts", "desired_input_kwarg_layouts",
     "output_layouts", "desired_output_layouts", "use_local_input", "use_local_output",
 })
-"""Arguments of torch's classes of these names: taken as names of inputs they would do nothing."""
+"""Arguments of torch's `PrepareModule` classes. As names of inputs they would do nothing."""
 
 
 class _Prepare:
@@ -138,7 +138,7 @@ class PrepareModuleOutput(_Prepare):
         if isinstance(out, torch.Tensor):
             if self.by_name or len(self.specs) > 1:
                 raise _no_tensor(self, where, out)
-            for spec in self.specs[:1]:
+            for spec in self.specs:
                 out = _laid(out, spec, mesh, where)
             return out
         is_map = isinstance(out, Mapping)

@@ -40,9 +40,9 @@ again if the operand needs a gradient. Further rules:
   busiest rank then holds of the result beyond its share, in the same way.
 - Cuts by which one rank has all of a factor are kept where nothing is compared, or the op does no
   more than what is there: other ops would leave all ranks but one idle, and cut it evenly.
-- Pairs (`x[:, None] - x`) stay with one of their operands. Another factor that both have, the
-  coordinates, may cost less to bring the operands to, but is what is summed next, and then each
-  rank has a partial value of all pairs. So it also pays the exchange that brings the pairs back.
+- Pairs (`x[:, None] - x`) stay with one of their operands. Sharding another factor, such as the
+  coordinates, may move fewer bytes. But coordinates are summed next, which leaves a partial value
+  of all pairs on each rank. So it also pays the exchange that brings the pairs back.
 - A windowed operand that stays sharded costs the halo, there and back.
 - Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
   nothing is compared.
@@ -249,6 +249,7 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     whole = max([own for own, name in zip(nbytes, held) if name is None], default=0)
     made, ways = _result_nbytes(frame, axis), 2 if True in frame.grads else 1
     repeated = made * ways
+    are_pairs = not rule.reduce and made > sum(nbytes) and _can_stay(frame, held)
     if sharded:  # a partial value is replicated without a price
         repeated = min(made, max(sharded, made - whole)) * ways
         best_key = (best_key[0] + repeated, *best_key[1:])
@@ -261,9 +262,7 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
         if isinstance(candidate, str) and 0 < rule.sizes[candidate] < size:
             key = (key[0] + repeated * (1 / rule.sizes[candidate] - 1 / size), *key[1:])
-        if isinstance(candidate, str) and candidate not in held and (
-            not rule.reduce and made > sum(nbytes) and _can_stay(frame, held)
-        ):
+        if are_pairs and isinstance(candidate, str) and candidate not in held:
             key = (key[0] + made * ways / size, *key[1:])
         if isinstance(candidate, str) and _leaves_whole(frame, candidate):
             key = (key[0] + 2 * made * ways + repeated, *key[1:])

@@ -411,8 +411,7 @@ def _used_by(function: Any) -> list[Any]:
     if not isinstance(function, FunctionType):
         return []
     used = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for name in function.__code__.co_names:
-        used.append(function.__globals__.get(name))
+    used += [function.__globals__.get(name) for name in function.__code__.co_names]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not assigned yet
             used.append(cell.cell_contents)
